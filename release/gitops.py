@@ -47,6 +47,7 @@ UIDS = {
     "RetryPolicy": "0b7c1e5e-0d0c-4a57-8d39-1c1ff0c2a002",
     "Replay": "7d5d2c2e-5f0b-4d3c-9b57-2f6f1a0c8e11",
     "ReplayApproval": "0b7c1e5e-0d0c-4a57-8d39-1c1ff0c2a003",
+    "Inspection": "0b7c1e5e-0d0c-4a57-8d39-1c1ff0c2a004",
 }
 _TOPIC = "persistent://shop/prod/orders"
 _CONFIGURATION_HEAD = """\
@@ -247,6 +248,25 @@ def _approvals() -> dict[str, dict[str, Any]]:
     return {"approval": _object("ReplayApproval", "4-approval.yaml")}
 
 
+def _inspections() -> dict[str, dict[str, Any]]:
+    body = _object("Inspection", "6-inspection.yaml")
+    error = Reason.INSPECTION_FAILED.error("the Job has failed", remedy="create another Inspection")
+    identity = Reason.INSPECTION_IDENTITY_MISSING.error(
+        "the BrokerConnection names no role for Inspections", remedy="give it spec.inspection"
+    )
+    counted = "140 messages were read, 140 are selected"
+    running = _in_state(body, progressing("the Job is Running"), phase=Phase.RUNNING.value)
+    return {
+        "new": body,
+        "running": running,
+        "stalled": _in_state(body, failed(identity), phase=Phase.PENDING.value),
+        "completed": _in_state(
+            body, ended(ready(Reason.COMPLETED, counted)), phase=Phase.COMPLETED.value
+        ),
+        "failed": _in_state(body, ended(failed(error)), phase=Phase.FAILED.value),
+    }
+
+
 def _with_annotations(body: dict[str, Any], annotations: dict[str, str]) -> dict[str, Any]:
     return {**body, "metadata": {**body["metadata"], "annotations": annotations}}
 
@@ -306,6 +326,7 @@ _STATES: Mapping[str, Callable[[], dict[str, dict[str, Any]]]] = {
     "RetryPolicy": _policies,
     "Replay": _replays,
     "ReplayApproval": _approvals,
+    "Inspection": _inspections,
 }
 
 

@@ -119,8 +119,8 @@ class Reason(enum.StrEnum):
         "checked every minute",
         "nothing")
     COMPLETED = _ReasonRow("Completed", READY,
-        "a Replay moved all dead letters that it selected, or they needed no move; or a plan "
-        "counted them",
+        "a Replay moved all dead letters that it selected, or they needed no move; or a plan or "
+        "an Inspection counted them",
         "nothing")
     REVIEW_EXPIRED = _ReasonRow("ReviewExpired", READY,
         "a review was not confirmed within 15 minutes; nothing was moved",
@@ -132,7 +132,7 @@ class Reason(enum.StrEnum):
         "the first reconcile of a new spec, or a run of a Replay, is in progress",
         "wait")
     LAUNCHED = _ReasonRow("Launched", EVENT,
-        "the Job or SparkApplication of a Replay was created",
+        "the Job or SparkApplication of a Replay or Inspection was created",
         "nothing")
     TARGET_RIGHTS_ABANDONED = _ReasonRow("TargetRightsAbandoned", EVENT,
         "a Replay is gone, and the rights of the replay role at its [target](replays.md#target) "
@@ -465,6 +465,18 @@ class Reason(enum.StrEnum):
     REPLAY_IDENTITY_MISSING = _ReasonRow("ReplayIdentityMissing", STALLED,
         "the BrokerConnection names no role for replays",
         "set `replay` there")
+    INSPECTION_IDENTITY_MISSING = _ReasonRow("InspectionIdentityMissing", STALLED,
+        "the BrokerConnection names no role for Inspections",
+        "set `inspection` there")
+    RETRIES_NOT_INSPECTED = _ReasonRow("RetriesNotInspected", STALLED,
+        "the BrokerConnection does not permit Inspections of waiting retries",
+        "inspect dead letters, or set `inspection.retryTopics: Allowed` there")
+    INSPECTION_ROLE_NOT_GRANTED = _ReasonRow("InspectionRoleNotGranted", RECONCILING,
+        "the RetryPolicy has not granted the inspection role its right yet",
+        "wait; see the conditions of the RetryPolicy if it stays")
+    INSPECTION_FAILED = _ReasonRow("InspectionFailed", STALLED,
+        "the Job of an Inspection has failed; the message has its error",
+        "fix the cause and create another Inspection")
     TRUST_NOT_SUPPORTED = _ReasonRow("TrustNotSupported", STALLED,
         "the connection has certificate authorities of its own, and names none for replay jobs",
         "set `replay.tls`, with authorities in the namespaces of Replays")
@@ -539,7 +551,8 @@ class Reason(enum.StrEnum):
         "the driver",
         requeue=Requeue.SLOW_BACKOFF)
     TOO_MANY_RUNS = _ReasonRow("TooManyRuns", RECONCILING,
-        "as many Replays of the namespace run as [`limits.runs`](rights.md#limits) allow",
+        "as many Replays of the namespace run as [`limits.runs`](rights.md#limits) allow, or two "
+        "Inspections",
         "wait",
         requeue=Requeue.ON_CHANGE)
     REPLAY_IN_PROGRESS = _ReasonRow("ReplayInProgress", RECONCILING,

@@ -40,6 +40,7 @@ async def operator_in_process(
         connections=connections,
         policies=Cache(await kubernetes.list(resources.POLICIES)),
         replays=Cache(),
+        inspections=Cache(),
         applications={},
         config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), retained_config_map),
         brokers=Connections(connections, http, reader, clock, labels),

@@ -42,7 +42,11 @@ class Shop:
         chart.prepare_replays(sandbox.cluster, self.name)
         self.tokens = {
             secret: sandbox.pulsar.token(role)
-            for secret, role in (("pulsar-admin", admin), ("pulsar-replayer", "replayer"))
+            for secret, role in (
+                ("pulsar-admin", admin),
+                ("pulsar-replayer", "replayer"),
+                ("pulsar-inspector", "inspector"),
+            )
         }
         for secret, token in self.tokens.items():
             self.lend("Secret", secret, stringData={"token": token})
@@ -106,6 +110,31 @@ class Shop:
         select = {} if where is None else {"select": {"where": where}}
         spec = {"policyRef": {"name": "orders"}, "engine": "Spark", **select, **more}
         self.apply("redrive.io/v1beta1", "Replay", name, spec=spec)
+
+    def declare_inspection(self, **more: object) -> None:
+        """Make or change connection and policy as `declare` does, with a role for Inspections."""
+        token = {"secretRef": {"name": "pulsar-inspector", "key": "token"}}
+        authentication = {"type": "Token", "token": token}
+        self.declare(inspection={"role": "inspector", "authentication": authentication, **more})
+
+    def inspect(self, name: str, **spec: object) -> None:
+        """Make an Inspection of the policy."""
+        spec = {"policyRef": {"name": "orders"}, **spec}
+        self.apply("redrive.io/v1beta1", "Inspection", name, spec=spec)
+
+    def inspection(self, name: str, reason: str = "") -> dict[str, Any]:
+        """Wait until an Inspection has ended, or its Ready condition has *reason*."""
+
+        def status() -> dict[str, Any]:
+            return shown(self.sandbox.cluster.objects.get("inspection", name, self.name))
+
+        def is_reached() -> bool:
+            now = status()
+            ready = now.get("Ready", {}).get("reason")
+            return ready == reason if reason else "completionTime" in now
+
+        wait_until(is_reached, SECONDS)
+        return status()
 
     def status(self, name: str) -> dict[str, Any]:
         """Return the status of a Replay, with each condition under its type."""

@@ -3,7 +3,7 @@
 # The kinds of redrive. `patch` is for finalizers and annotations, `get` for what is deleted: a watch
 # may show it late.
 - apiGroups: [redrive.io]
-  resources: [brokerconnections, retrypolicies, replays]
+  resources: [brokerconnections, retrypolicies, replays, inspections]
   verbs: [list, watch]
 # A job may write its last words later than the watch shows its end. `patch` is for the finalizer and
 # the annotations of launch and end. `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
@@ -11,6 +11,10 @@
 - apiGroups: [redrive.io]
   resources: [replays]
   verbs: [get, patch, delete]
+# As for Replays; the status of an Inspection is all that the operator writes.
+- apiGroups: [redrive.io]
+  resources: [inspections]
+  verbs: [get, delete]
 - apiGroups: [redrive.io]
   resources: [retrypolicies]
   verbs: [get, patch]
@@ -18,7 +22,7 @@
   resources: [brokerconnections]
   verbs: [patch]
 - apiGroups: [redrive.io]
-  resources: [brokerconnections/status, retrypolicies/status, replays/status]
+  resources: [brokerconnections/status, retrypolicies/status, replays/status, inspections/status]
   verbs: [patch]
 {{- if not .Values.rbac.secretNamespaces }}
 {{ include "redrive.secretRules" . }}
@@ -42,7 +46,7 @@
 # What replay jobs run as: a Replay waits until its namespace has it.
 - apiGroups: [""]
   resources: [serviceaccounts]
-  resourceNames: [{{ .Values.replay.serviceAccount }}, {{ .Values.replay.jobServiceAccount }}]
+  resourceNames: [{{ .Values.replay.serviceAccount }}, {{ .Values.replay.jobServiceAccount }}, {{ .Values.replay.inspectionServiceAccount }}]
   verbs: [get]
 # Rights of that account: a Replay waits until it has those of a job.
 - apiGroups: [authorization.k8s.io]
@@ -133,6 +137,17 @@
   verbs: [get]
 - apiGroups: [redrive.io]
   resources: [replays/status]
+  verbs: [patch]
+{{- end }}
+
+{{- /* Rights of Inspections in their namespace. */ -}}
+{{- define "redrive.inspectionRules" -}}
+# A job reads its own Inspection, and writes the summary.
+- apiGroups: [redrive.io]
+  resources: [inspections]
+  verbs: [get]
+- apiGroups: [redrive.io]
+  resources: [inspections/status]
   verbs: [patch]
 {{- end }}
 

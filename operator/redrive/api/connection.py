@@ -201,14 +201,14 @@ class Authentication(TypedUnion):
 
 
 class ReplayAuthentication(TypedUnion):
-    """Credentials of replay jobs at the broker.
+    """Credentials of jobs at the broker.
 
-    Their Secrets must be in the namespaces of the Replays, whose pods mount them. The operator
-    never reads them.
+    Their Secrets must be in the namespaces of the Replays or Inspections, whose pods mount them.
+    The operator never reads them.
     """
 
     MEMBERS = _MEMBERS
-    RULE = of_its_type("replay.authentication", MEMBERS)
+    RULE = of_its_type("authentication", MEMBERS)
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
 
     type: Annotated[AuthenticationType, *_TYPE]
@@ -263,14 +263,8 @@ HostPattern = Annotated[
 ]
 
 
-class ReplayIdentity(ApiModel):
-    """Pulsar role of replay jobs, and their credentials, which differ from the operator's."""
-
-    role: Role
-    """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
-    and `produce` and `consume` on its retry topic and its ledger. A Replay with another target
-    grants it both actions there until it ends; a rule of `allow` for that topic and the namespace
-    of the Replay must include the role. Example: `replayer`."""
+class JobIdentity(ApiModel):
+    """Credentials of the Pulsar role of jobs, which differ from the operator's."""
 
     authentication: ReplayAuthentication
     """Credentials of the role."""
@@ -279,10 +273,47 @@ class ReplayIdentity(ApiModel):
     """Verification of the broker's certificates by jobs. Defaults to the certificate authorities of
     the image of jobs. Required if `spec.pulsar.tls` is set."""
 
+
+class ReplayIdentity(JobIdentity):
+    """Pulsar role of replay jobs, and their credentials, which differ from the operator's."""
+
+    role: Role
+    """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
+    and `produce` and `consume` on its retry topic and its ledger. A Replay with another target
+    grants it both actions there until it ends; a rule of `allow` for that topic and the namespace
+    of the Replay must include the role. Example: `replayer`."""
+
     approval_above: ApprovalAbove | None = None
     """Number of messages that a Replay may move without approval, even if its RetryPolicy permits
     more. A Replay of more messages waits for a ReplayApproval. Defaults to
     `replay.approvalAbove` of the policy."""
+
+
+class InspectedRetries(enum.StrEnum):
+    """Permission to inspect messages that wait for a retry."""
+
+    NEVER = "Never"
+    ALLOWED = "Allowed"
+
+
+class InspectionIdentity(JobIdentity):
+    """Pulsar role of the jobs of Inspections, and their credentials."""
+
+    role: Role
+    """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
+    which the broker requires to read a topic. `consume` includes acknowledging, so no person should
+    have these credentials. Example: `inspector`."""
+
+    retry_topics: Annotated[
+        InspectedRetries,
+        *one_of(
+            InspectedRetries,
+            "`retryTopics` must be Never or Allowed",
+            "use one of Never, Allowed",
+        ),
+    ] = InspectedRetries.NEVER
+    """`Allowed`: each policy also grants the role `consume` on its retry topic, and Inspections may
+    read messages that wait for a retry. Defaults to Never."""
 
 
 class PulsarBroker(ApiModel):
@@ -331,6 +362,10 @@ class BrokerConnectionSpec(ApiModel):
     replay: ReplayIdentity | None = None
     """Pulsar role and credentials of replay jobs. Defaults to none: policies of this connection
     cannot be replayed."""
+
+    inspection: InspectionIdentity | None = None
+    """Pulsar role and credentials of the jobs of Inspections. Defaults to none: messages of this
+    connection cannot be inspected in the cluster."""
 
     jobs: ConnectionJobs | None = None
     """Job templates and number of executors that Replays may use. Defaults to all templates, with

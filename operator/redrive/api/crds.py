@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from redrive.api import API_VERSION, GROUP, VERSION
 from redrive.api.connection import BrokerConnectionSpec, BrokerConnectionStatus
+from redrive.api.inspection import InspectionSpec, InspectionStatus
 from redrive.api.model import VALIDATIONS, ApiModel, Rule, StatusModel
 from redrive.api.replay import ReplayApprovalSpec, ReplaySpec
 from redrive.api.replay_status import ReplayStatus
@@ -168,6 +169,24 @@ REPLAY = Kind(
     selectable=(".spec.policyRef.name", ".status.phase"),
 )
 
+INSPECTION = Kind(
+    kind="Inspection",
+    plural="inspections",
+    short_names=("insp",),
+    description="One reading of the dead letters or waiting retries of a RetryPolicy, by cause.",
+    spec=InspectionSpec,
+    status=InspectionStatus,
+    columns=(
+        Column("Policy", ".spec.policyRef.name", "RetryPolicy whose messages are read."),
+        Column("Phase", ".status.phase", "Phase of the run."),
+        Column("Read", ".status.run.messages", "Messages that were read.", "integer"),
+        Column("Matched", ".status.run.matched", "Messages that are selected.", "integer"),
+        Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
+        _AGE,
+    ),
+    selectable=(".spec.policyRef.name", ".status.phase"),
+)
+
 REPLAY_APPROVAL = Kind(
     kind="ReplayApproval",
     plural="replayapprovals",
@@ -188,7 +207,7 @@ REPLAY_APPROVAL = Kind(
     ),
 )
 
-KINDS = (BROKER_CONNECTION, RETRY_POLICY, REPLAY, REPLAY_APPROVAL)
+KINDS = (BROKER_CONNECTION, RETRY_POLICY, REPLAY, REPLAY_APPROVAL, INSPECTION)
 
 
 def crds() -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Self
 
@@ -92,14 +93,10 @@ Moment = Annotated[
 ]
 
 
-class Selection(ApiModel):
-    """Selection of dead letters. A message has to match all fields that are set."""
+class MessageSelection(ApiModel):
+    """Selection of messages. A message has to match all fields that are set."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_WINDOW.to_schema()]})
-
-    where: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """SQL condition over the columns of a dead letter, which must be true. 1 to 4096 characters.
-    Defaults to none. Example: `cause_type = 'TimeoutError'`."""
 
     ids: (
         Annotated[
@@ -150,20 +147,28 @@ class Selection(ApiModel):
     """Publish time before which messages are selected. Defaults to any. Example:
     `2026-11-21T10:00:00Z`."""
 
-    limit: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Maximum number of messages, 1 to 1000000000: the first ones by partition and position. A
-    batch that would exceed it ends the selection, except the first batch, which is selected as a
-    whole. Defaults to all. Example: `10000`."""
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refusing(Selection._check_parts)(self)
+        refusing(MessageSelection._check_parts)(self)
         return self
 
     def _check_parts(self) -> None:
         since, until = milliseconds(self.since), milliseconds(self.until)
         if since is not None and until is not None and since >= until:
             raise InvalidSpecError(_WINDOW.problem, got=self.since, remedy=_WINDOW.remedy)
+
+
+class Selection(MessageSelection):
+    """Selection of dead letters. A message has to match all fields that are set."""
+
+    where: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """SQL condition over the columns of a dead letter, which must be true. 1 to 4096 characters.
+    Defaults to none. Example: `cause_type = 'TimeoutError'`."""
+
+    limit: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Maximum number of messages, 1 to 1000000000: the first ones by partition and position. A
+    batch that would exceed it ends the selection, except the first batch, which is selected as a
+    whole. Defaults to all. Example: `10000`."""
 
 
 def milliseconds(moment: str | None) -> int | None:
@@ -184,16 +189,27 @@ Duration = Annotated[
     AfterValidator(refusing(check_duration)),
 ]
 
+ReasonText = Annotated[str, Field(min_length=1, max_length=1024)]
+TicketText = Annotated[str, Field(min_length=1, max_length=256)]
+
 _FIXED = (
     "policyRef", "startBefore", "select", "maxReplays", "reason", "ticket", "confirmations",
     "jobTemplate", "target", "guarantee", "followFor", "sending", "engine",
 )  # fmt: skip
-_ONE_RUN = Rule(
-    " && ".join(
+
+
+def immutable(fields: Iterable[str], problem: str, remedy: str) -> Rule:
+    """Return the rule that *fields* of a spec keep their values."""
+    kept = (
         f"(present(self.{field}) ? present(oldSelf.{field}) && self.{field} == oldSelf.{field}"
         f" : !present(oldSelf.{field}))"
-        for field in _FIXED
-    ),
+        for field in fields
+    )
+    return Rule(" && ".join(kept), problem, remedy)
+
+
+_ONE_RUN = immutable(
+    _FIXED,
     "the spec of a Replay is immutable, except suspend, cancel, rateLimit, deadline, "
     "ttlAfterFinished and mode Review: it is one run, like a Job",
     "create another Replay",
@@ -416,11 +432,11 @@ class ReplaySpec(ApiModel):
     (`status.run.outcome`). It ends earlier once all of them are settled; its driver runs until
     then. At least 1s. Defaults to none: the run ends after the last move. Example: `15m`."""
 
-    reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    reason: ReasonText | None = None
     """Reason of the Replay for later readers, 1 to 1024 characters. It is in Events and in the
     ledger, too. Defaults to none. Example: `the warehouse is up again`."""
 
-    ticket: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    ticket: TicketText | None = None
     """Ticket of the decision, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
     confirmations: (

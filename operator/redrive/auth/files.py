@@ -262,10 +262,9 @@ class JobCredentials(BrokerCredentials):
 
     def _missing(self, file: Path, got: str) -> RedriveError:
         return RedriveError(
-            f"the credentials of the replay role are not at {file}",
+            f"the credentials of the job are not at {file}",
             got=got,
-            remedy="store them in the Secret that replay.authentication of the BrokerConnection "
-            "names",
+            remedy="store them in the Secret that the BrokerConnection names for its jobs",
             reason="CredentialsMissing",
         )
 
@@ -273,7 +272,7 @@ class JobCredentials(BrokerCredentials):
         return RedriveError(
             "the mounted files are no certificate with its key, or no authorities",
             got=got,
-            remedy="store them in PEM in the Secret or ConfigMap of the connection's replay",
+            remedy="store them in PEM in the Secret or ConfigMap that the connection names",
             reason="CredentialsMissing",
         )
 

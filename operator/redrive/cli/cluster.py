@@ -34,7 +34,15 @@ from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.output import clean, say
 from redrive.errors import RedriveError
-from redrive.kube.resources import APPROVALS, CONNECTIONS, NAMESPACES, POLICIES, REPLAYS, Resource
+from redrive.kube.resources import (
+    APPROVALS,
+    CONNECTIONS,
+    INSPECTIONS,
+    NAMESPACES,
+    POLICIES,
+    REPLAYS,
+    Resource,
+)
 
 FIELD_MANAGER = "redrive"
 PAGE = 500
@@ -48,7 +56,7 @@ TICK_SECONDS = 1.0
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-KINDS = (CONNECTIONS, POLICIES, REPLAYS, APPROVALS)
+KINDS = (CONNECTIONS, POLICIES, REPLAYS, APPROVALS, INSPECTIONS)
 _NAMES = {kind.plural: kind.kind for kind in KINDS}
 _CHANGING = {"create", "update", "patch", "delete"}
 _RESPONDING = {("replays", verb) for verb in _CHANGING} | {("retrypolicies", "patch")}
@@ -468,6 +476,8 @@ def role_with(verb: str, resource: str) -> str:
         return "redrive-viewer"
     if resource == "replayapprovals":
         return "redrive-approver"
+    if resource == "inspections":
+        return "redrive-inspector"
     if resource == "brokerconnections":
         return "redrive-admin"
     return "redrive-responder" if (resource, verb) in _RESPONDING else "redrive-editor"

@@ -13,7 +13,7 @@ import click
 
 from redrive.api import Body
 from redrive.api.model import parse, parse_spec
-from redrive.api.replay import Selection, milliseconds
+from redrive.api.replay import Selection
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.auth.files import SourceCredentials
 from redrive.auth.method import Plugin, SourceAuthentication
@@ -242,12 +242,4 @@ def _choice(select: Body) -> Choice:
         InvalidSpecError: a part of it is invalid.
     """
     selection = parse(Selection, select, "select")
-    return Choice(
-        ids=selection.ids or (),
-        keys=selection.keys or (),
-        since=milliseconds(selection.since),
-        until=milliseconds(selection.until),
-        limit=selection.limit,
-        causes=selection.causes or (),
-        fingerprints=selection.fingerprints or (),
-    )
+    return Choice.of(selection, limit=selection.limit)

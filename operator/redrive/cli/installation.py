@@ -34,6 +34,7 @@ from redrive.cli.policies import connection_status, needs_attention, policy_stat
 from redrive.kube.resources import (
     APPROVALS,
     CONNECTIONS,
+    INSPECTIONS,
     POLICIES,
     REPLAYS,
     Resource,
@@ -46,6 +47,7 @@ _RIGHTS = (
     (REPLAYS, "create"),
     (REPLAYS, "patch"),
     (APPROVALS, "create"),
+    (INSPECTIONS, "create"),
 )
 """Rights that the commands use, beside those of `status`."""
 _COMPLETE_PLUGIN = """\

@@ -35,6 +35,7 @@ from redrive.admin.guards import Fence
 from redrive.admin.proxies import proxy_for
 from redrive.api import LauncherName
 from redrive.errors import RedriveError
+from redrive.inspection import controller as inspection
 from redrive.kube import informer, logs
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> None:
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
         job_service_account=options.job_service_account,
+        inspection_service_account=options.inspection_service_account,
         job_max_messages=options.job_max_messages,
         job_templates=options.job_templates,
         max_executors=options.max_executors,
@@ -170,7 +172,8 @@ async def serve(
         ) as outdated,
     ):
         registry = kopf.OperatorRegistry()
-        stoppables = (*provision.register(registry, ctx), *replay.register(registry, ctx))
+        journeys = (provision, replay, inspection)
+        stoppables = [part for journey in journeys for part in journey.register(registry, ctx)]
 
         def end() -> None:
             nonlocal signalled

@@ -95,6 +95,12 @@ def parser(program: str) -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--inspection-service-account",
+        default="redrive-inspection",
+        metavar="NAME",
+        help="ServiceAccount of Inspections, in the namespace of each one (default: %(default)s)",
+    )
+    parser.add_argument(
         "--job-max-messages",
         type=int,
         default=10_000,

@@ -39,6 +39,7 @@ KINDS: Mapping[str, Resource] = {
         resources.POLICIES,
         resources.REPLAYS,
         resources.APPROVALS,
+        resources.INSPECTIONS,
     )
 }
 

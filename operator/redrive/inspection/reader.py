@@ -263,7 +263,7 @@ def _unreadable(topic: InspectedTopic, got: str) -> RedriveError:
     return RedriveError(
         f"{topic.name} can't be read",
         got=got,
-        remedy="check --service-url, and use a token whose role may consume the topic, such as one "
-        "of deadLetter.readerRoles",
+        remedy="check the service URL, and use a token whose role may consume the topic, such as "
+        "one of deadLetter.readerRoles",
         reason="TopicUnreadable",
     )

@@ -73,7 +73,7 @@ class Summary:
     """Figures of the messages that were added.
 
     Attributes:
-        recorder: masks the texts of causes, unless it reveals.
+        recorder: masks the texts of causes, unless it reveals; None for no texts.
         groups: by cause and fingerprint; beyond `MAX_GROUPS` one for all others.
         partitions: number of messages by partition.
         keys: number of messages by key; of at most `MAX_KEYS` different ones.
@@ -83,7 +83,7 @@ class Summary:
         without_key: number of messages without a key.
     """
 
-    recorder: Recorder
+    recorder: Recorder | None = None
     groups: dict[FailureCause, CauseGroup] = field(default_factory=dict)
     partitions: Counter[int] = field(default_factory=Counter)
     keys: Counter[str] = field(default_factory=Counter)
@@ -128,7 +128,8 @@ class Summary:
         if failure not in self.groups:
             if len(self.groups) >= MAX_GROUPS:
                 failure = FailureCause(OTHERS)
-            group = CauseGroup(*failure, example=self.recorder.cause_text(row))
+            example = "" if self.recorder is None else self.recorder.cause_text(row)
+            group = CauseGroup(*failure, example=example)
             self.groups.setdefault(failure, group)
         group = self.groups[failure]
         if key is not None and not follows and len(self._leaders) < MAX_KEYS:

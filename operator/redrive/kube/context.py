@@ -44,6 +44,7 @@ class Settings:
         replay_application: path of the replay job in that image, as a `local://` URL.
         replay_service_account: ServiceAccount of the driver, in the Replay's namespace.
         job_service_account: ServiceAccount of a Job, in the Replay's namespace.
+        inspection_service_account: ServiceAccount of an Inspection, in its namespace.
         job_max_messages: maximum number of dead letters for which engine `Auto` uses a Job.
         job_templates: file of job templates; None means the template `default` only.
         max_executors: maximum number of executors of a Replay, regardless of its template.
@@ -57,6 +58,7 @@ class Settings:
     replay_application: str
     replay_service_account: str
     job_service_account: str = "redrive-job"
+    inspection_service_account: str = "redrive-inspection"
     job_max_messages: int = 10_000
     job_templates: Path | None = None
     max_executors: int = MAX_EXECUTORS
@@ -85,6 +87,7 @@ class Context:
     connections: Cache
     policies: Cache
     replays: Cache
+    inspections: Cache
     applications: Mapping[Resource, Cache]
     config_maps: Cache
     brokers: Connections
@@ -101,6 +104,7 @@ class Context:
             resources.CONNECTIONS: self.connections,
             resources.POLICIES: self.policies,
             resources.REPLAYS: self.replays,
+            resources.INSPECTIONS: self.inspections,
             **self.applications,
             resources.CONFIG_MAPS: self.config_maps,
         }
@@ -151,6 +155,7 @@ class Context:
                 connections=connections,
                 policies=policies,
                 replays=await load(kubernetes, resources.REPLAYS, settings.namespaces),
+                inspections=await load(kubernetes, resources.INSPECTIONS, settings.namespaces),
                 applications=applications,
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
                 brokers=Connections(connections, http, reader, wall_clock, namespaces),

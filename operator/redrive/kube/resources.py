@@ -87,8 +87,8 @@ UNLOAD_REQUESTED_AT = "redrive.io/unload-requested-at"
 """Annotation of a RetryPolicy with a time: the broker loads the retry topic again, once for each
 value."""
 REQUESTED_BY = "redrive.io/requested-by"
-"""Annotation: the user who created a Replay, or who last annotated a RetryPolicy. The admission
-policy of the chart verifies it."""
+"""Annotation: the user who created a Replay or an Inspection, or who last annotated a RetryPolicy.
+The admission policy of the chart verifies it."""
 SKIP_CLEANUP = "redrive.io/skip-cleanup"
 """Annotation of a RetryPolicy: with `true` a deleted policy is removed at once, without cleanup."""
 HAND_OVER_TO = "redrive.io/hand-over-to"
@@ -108,6 +108,7 @@ TOPIC_OWNER = "redrive.io/owner"
 CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
+INSPECTIONS = Resource(GROUP, VERSION, "inspections", "Inspection")
 APPROVALS = Resource(GROUP, VERSION, "replayapprovals", "ReplayApproval")
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"

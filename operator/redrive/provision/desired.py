@@ -26,6 +26,7 @@ from redrive.admin.policies import (
     Ttl,
 )
 from redrive.api import Body
+from redrive.api.connection import InspectedRetries
 from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.kube import resources
 from redrive.kube.resources import CONFIG_MAP_KEY, Key
@@ -75,6 +76,7 @@ class Grantee(enum.Enum):
     READERS = enum.auto()
     """People and tools that read dead letters."""
     REPLAYS = enum.auto()
+    INSPECTIONS = enum.auto()
 
 
 GRANTS: Mapping[TopicRole, Mapping[Grantee, frozenset[str]]] = {
@@ -82,11 +84,13 @@ GRANTS: Mapping[TopicRole, Mapping[Grantee, frozenset[str]]] = {
         Grantee.CONSUMERS: _PRODUCE | _CONSUME,
         # A Replay also searches this topic for messages that it moved earlier.
         Grantee.REPLAYS: _PRODUCE | _CONSUME,
+        Grantee.INSPECTIONS: _CONSUME,
     },
     TopicRole.DEAD_LETTER: {
         Grantee.CONSUMERS: _PRODUCE,
         Grantee.READERS: _CONSUME,
         Grantee.REPLAYS: _CONSUME,
+        Grantee.INSPECTIONS: _CONSUME,
     },
     TopicRole.LEDGER: {Grantee.REPLAYS: _PRODUCE | _CONSUME},
     TopicRole.SEQUENCES: {Grantee.CONSUMERS: _PRODUCE | _CONSUME},
@@ -240,12 +244,16 @@ def config_map_of(policy: Body) -> Key:
 
 def _grants(role: TopicRole, topic: TopicName, request: Request) -> tuple[Grant, ...]:
     """Return the grants on a topic, one for each role: a broker would keep only the last of two."""
-    replay = request.connection.replay
+    replay, inspection = request.connection.replay, request.connection.inspection
+    is_inspected = inspection is not None and (
+        role is TopicRole.DEAD_LETTER or inspection.retry_topics is InspectedRetries.ALLOWED
+    )
     keeps = request.policy.dead_letters or role is TopicRole.DEAD_LETTER
     grantees = {
         Grantee.CONSUMERS: request.spec.consumer_roles,
         Grantee.READERS: request.spec.dead_letter.reader_roles,
         Grantee.REPLAYS: (replay.role,) if replay is not None and keeps else (),
+        Grantee.INSPECTIONS: (inspection.role,) if inspection and is_inspected else (),
     }
     merged: dict[str, frozenset[str]] = {}
     for grantee, actions in GRANTS[role].items():

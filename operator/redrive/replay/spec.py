@@ -12,8 +12,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from redrive.api.replay import MessageSelection, milliseconds
 from redrive.auth.method import without_dollars
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
@@ -56,6 +57,19 @@ class Choice:
     settles_unproven: bool = False
     causes: tuple[str, ...] = ()
     fingerprints: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, select: MessageSelection, **others: Any) -> Choice:  # noqa: ANN401  other attributes
+        """Return the choice of the fields of *select*, and of *others*."""
+        return cls(
+            ids=select.ids or (),
+            keys=select.keys or (),
+            causes=select.causes or (),
+            fingerprints=select.fingerprints or (),
+            since=milliseconds(select.since),
+            until=milliseconds(select.until),
+            **others,
+        )
 
 
 CHOICE_LISTS = ("ids", "keys", "causes", "fingerprints")

@@ -138,9 +138,12 @@ def test_job_has_no_right_to_pods_config_maps_or_secrets() -> None:
     }
     own = {"replays", "replays/status", "replayapprovals"}
     assert resources["redrive-job"] == own
+    assert resources["redrive-inspection"] == {"inspections", "inspections/status"}
     assert resources["redrive-replay"] == own | {"pods", "services", "persistentvolumeclaims"}
 
 
 def test_job_and_driver_share_no_service_account() -> None:
     with pytest.raises(SandboxError, match=r"replay\.jobServiceAccount: must be another than"):
         chart.render(IMAGE | {"replay": {"jobServiceAccount": "redrive-replay"}})
+    with pytest.raises(SandboxError, match=r"replay\.inspectionServiceAccount: must be another"):
+        chart.render(IMAGE | {"replay": {"inspectionServiceAccount": "redrive-job"}})

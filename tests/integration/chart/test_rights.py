@@ -379,38 +379,41 @@ def test_operator_deletes_only_ended_replays_with_a_ttl(
 
 
 @pytest.mark.usefixtures("release")
-def test_replay_jobs_write_only_the_run_of_a_status(cluster: Cluster, kube_namespace: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("Replay", "job"), ("Inspection", "inspection")])
+def test_jobs_write_only_the_run_of_a_status(
+    cluster: Cluster, kube_namespace: str, kind: str, name: str
+) -> None:
     chart.prepare_replays(cluster, kube_namespace)
     cluster.kubectl(
         "create", f"--namespace={kube_namespace}", "--filename=-",
-        input=json.dumps(manifest("Replay")),
+        input=json.dumps(manifest(kind)),
     )  # fmt: skip
 
     def patch(status: dict[str, Any], *user: str) -> None:
         cluster.kubectl(
-            "patch", "replay", "one", f"--namespace={kube_namespace}", "--type=merge",
+            "patch", kind, "one", f"--namespace={kube_namespace}", "--type=merge",
             "--subresource=status", f"--patch={json.dumps({'status': status})}", *user,
         )  # fmt: skip
 
-    account = f"{kube_namespace}:redrive-job"
+    account = f"{kube_namespace}:redrive-{name}"
     job = f"--as=system:serviceaccount:{account}"
     for subject in (  # kubectl reads before it writes, and a job does not
-        ("role", "--verb=get", "--resource=replays.redrive.io/status"),
+        ("role", "--verb=get", f"--resource={kind.lower()}s.redrive.io/status"),
         ("rolebinding", "--role=reads-status", f"--serviceaccount={account}"),
     ):
-        kind, *options = subject
-        cluster.kubectl("create", kind, "reads-status", f"--namespace={kube_namespace}", *options)
-    refused = "a replay job writes only status.run of a Replay"
+        role, *options = subject
+        cluster.kubectl("create", role, "reads-status", f"--namespace={kube_namespace}", *options)
+    refused = "a job writes only status.run of its Replay or Inspection"
     patch({"phase": "Running"})
 
     def forge() -> None:
-        patch({"startTime": f"2026-01-01T00:00:{int(time.time()) % 60:02}Z"}, job)
+        patch({"completionTime": f"2026-01-01T00:00:{int(time.time()) % 60:02}Z"}, job)
 
     wait_until_refused(forge, refused)
     for forged in ({"phase": "Completed"}, {"phase": None}, {"warnings": ["Other"]}):
         with pytest.raises(SandboxError, match=refused):
             patch(forged, job)
-    patch({"run": {"counts": {"moved": 1}, "finished": True}}, job)
+    patch({"run": {"finished": True}}, job)
     patch({"run": None}, job)
 
 
@@ -425,10 +428,15 @@ def test_replay_jobs_have_rights_in_prepared_namespaces_only(
     job = f"system:serviceaccount:{kube_namespace}:redrive-job"
     assert may(cluster, job, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
     assert not may(cluster, job, "create", "pods", kube_namespace)
+    inspection = f"system:serviceaccount:{kube_namespace}:redrive-inspection"
+    status = "--subresource=status"
+    assert may(cluster, inspection, "patch", "inspections.redrive.io", kube_namespace, status)
+    assert not may(cluster, inspection, "patch", "replays.redrive.io", kube_namespace, status)
+    assert not may(cluster, job, "patch", "inspections.redrive.io", kube_namespace, status)
     # They belong to other programs, and RBAC can't limit a driver to those that it created.
     for verb in ("get", "list", "create", "update", "patch", "delete", "deletecollection"):
         for resource in ("configmaps", "secrets"):
-            for account in (user, job):
+            for account in (user, job, inspection):
                 assert not may(cluster, account, verb, resource, kube_namespace), (verb, resource)
 
 
@@ -466,11 +474,16 @@ LABEL, OWNER, ACCOUNT = (
         "that run as the ServiceAccount redrive-replay",
     )
 )
-JOB_LABEL, JOB_OWNER, JOB_ACCOUNT = (
+JOB_LABEL, JOB_ACCOUNT = (
     rule.replace("SparkApplications", "Jobs").replace("redrive-replay", "redrive-job")
-    for rule in (LABEL, OWNER, ACCOUNT)
+    for rule in (LABEL, ACCOUNT)
 )
+JOB_OWNER = "the operator creates only Jobs that one Replay or Inspection owns"
 POD = ("spec", "template", "spec")
+OWNERS = [
+    {"apiVersion": "redrive.io/v1beta1", "kind": kind, "name": "a", "uid": "u"}
+    for kind in ("Replay", "Inspection")
+]
 FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
     ("Kubeflow", ("metadata", "labels"), None, LABEL),
     ("Kubeflow", ("metadata", "labels"), {"app.kubernetes.io/managed-by": "Helm"}, LABEL),
@@ -498,6 +511,10 @@ FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
     ("Job", ("metadata", "ownerReferences"), None, JOB_OWNER),
     ("Job", (*POD, "serviceAccountName"), "redrive-replay", JOB_ACCOUNT),
     ("Job", (*POD, "serviceAccountName"), None, JOB_ACCOUNT),
+    ("Job", (*POD, "serviceAccountName"), "redrive-inspection", JOB_ACCOUNT),
+    ("Inspection", (*POD, "serviceAccountName"), "redrive-job", JOB_ACCOUNT),
+    ("Inspection", (*POD, "serviceAccountName"), "redrive-replay", JOB_ACCOUNT),
+    ("Inspection", ("metadata", "ownerReferences"), OWNERS, JOB_OWNER),
 ]
 
 
@@ -510,6 +527,9 @@ def test_operator_creates_only_applications_of_replays(
         )
         for launcher in LAUNCHERS
     }
+
+    owned = changed(made["Job"], ("metadata", "ownerReferences"), OWNERS[1:])
+    made["Inspection"] = changed(owned, (*POD, "serviceAccountName"), "redrive-inspection")
 
     def create(body: str) -> None:
         cluster.kubectl(

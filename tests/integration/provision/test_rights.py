@@ -42,6 +42,13 @@ NEEDED: dict[str, dict[str, str]] = {
         "delete": "a Replay that has ended is deleted after its ttlAfterFinished",
     },
     "redrive.io/replays/status": {"patch": TELL},
+    "redrive.io/inspections": {
+        "list": FOLLOW,
+        "watch": FOLLOW,
+        "get": "the summary of its job may come later than the watch shows the end of the Job",
+        "delete": "an Inspection that has ended is deleted after its ttlAfterFinished",
+    },
+    "redrive.io/inspections/status": {"patch": TELL},
     "/secrets": {"get": "credentials of connections, each read by its name"},
     "/serviceaccounts": {},
     "/persistentvolumeclaims": {"get": "a Replay waits until those of its job template are there"},
@@ -161,7 +168,7 @@ def test_chart_grants_no_right_without_a_reason() -> None:
     names = {
         r["resources"][0]: r["resourceNames"] for r in serving["rules"] if "resourceNames" in r
     }
-    assert names == {"serviceaccounts": ["redrive-replay", "redrive-job"]}
+    assert names == {"serviceaccounts": ["redrive-replay", "redrive-job", "redrive-inspection"]}
     roles = {o["metadata"]["name"]: o for o in rendered if o["kind"] == "Role"}
     holding = roles.pop("redrive.redrive-system.release")
     # That of `helm test`: nothing is prepared for Replays.

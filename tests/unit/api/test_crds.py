@@ -112,6 +112,7 @@ def test_unordered_lists_are_sets() -> None:
         "Replay.spec.select.keys",
         "Replay.spec.select.causes",
         "Replay.spec.select.fingerprints",
+        *(f"Inspection.spec.select.{name}" for name in ("ids", "keys", "causes", "fingerprints")),
         "RetryPolicy.spec.consumerRoles",
         "RetryPolicy.spec.deadLetter.readerRoles",
     }
@@ -178,6 +179,7 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 """Placeholders in cases that need an installation."""
 
 ONLY_BY_CEL = {
+    "an Inspection that runs for days",
     "roles that are too long together",
     "readers that are too long together",
     "a default job template that is not permitted",

@@ -66,6 +66,7 @@ WATCHED = (
     resources.CONNECTIONS,
     resources.POLICIES,
     resources.REPLAYS,
+    resources.INSPECTIONS,
     resources.JOBS,
     resources.SPARK_APPLICATIONS,
     resources.CONFIG_MAPS,

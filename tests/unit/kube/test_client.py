@@ -343,6 +343,7 @@ KINDS = (
     resources.CONNECTIONS,
     resources.POLICIES,
     resources.REPLAYS,
+    resources.INSPECTIONS,
     resources.JOBS,
     resources.SPARK_APPLICATIONS,
     resources.CONFIG_MAPS,
@@ -384,7 +385,7 @@ async def test_forbidden_namespace_does_not_block_others_at_start(
     async with asyncio.timeout(60), Context.open(settings_for("deleted", "shop")) as ctx:
         for cache in ctx.caches.values():
             assert [Key.of(body) for body in cache] == [Key("shop", "a")]
-    assert caplog.text.count("namespace skipped, access is forbidden: may not list") == 6
+    assert caplog.text.count("namespace skipped, access is forbidden: may not list") == 7
 
 
 async def test_namespace_labels_are_read_at_start(

@@ -106,7 +106,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
 def ctx() -> Context:
     """A context with empty caches, and without clients."""
     none = cast("Any", None)
-    tables = ("connections", "policies", "replays", "config_maps")
+    tables = ("connections", "policies", "replays", "inspections", "config_maps")
     return Context(
         settings=none,
         kubernetes=none,

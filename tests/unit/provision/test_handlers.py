@@ -67,7 +67,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 @pytest.fixture
 async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks in place of real ones
     """A context with handlers registered, and `looks` in place of reconciles."""
-    tables = {name: Cache() for name in ("connections", "policies", "replays", "config_maps")}
+    tables = {
+        name: Cache()
+        for name in ("connections", "policies", "replays", "inspections", "config_maps")
+    }
     made = Context(
         settings=NOTHING,
         kubernetes=NOTHING,
@@ -172,6 +175,7 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         connections=connections,
         policies=Cache(policies),
         replays=Cache(),
+        inspections=Cache(),
         applications={},
         config_maps=Cache(),
         brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW, NOTHING),

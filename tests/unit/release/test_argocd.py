@@ -163,7 +163,7 @@ def test_project_of_a_team_permits_what_actions_create() -> None:
     )
     assert plan["kind"] in kinds
     assert not kinds & {"ReplayApproval", "BrokerConnection", "Secret", "Role", "RoleBinding"}
-    assert {"Replay", "ReplayApproval"} == {
+    assert {"Replay", "ReplayApproval", "Inspection"} == {
         rule["kind"] for rule in platform["namespaceResourceBlacklist"]
     }
 

@@ -23,7 +23,6 @@ from redrive.api.replay import (
     Selection,
     Sending,
     Target,
-    milliseconds,
 )
 from redrive.api.replay_status import is_admitted
 from redrive.api.retrypolicy import ConnectionRef
@@ -77,7 +76,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     where = None if spec.select is None else spec.select.where
     key = Key.of(replay)
     policy_key = Key(key.namespace, spec.policy_ref.name)
-    body = _ready_policy(policy_key, ctx)
+    body = ready_policy(policy_key, ctx)
     try:
         reference = spec_of(body, ctx.policies).connection_ref
         connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
@@ -159,10 +158,10 @@ def choose_template(
     labels = ctx.namespaces.of(namespace) if template.selects_namespaces else {}
     if not template.is_for(namespace, labels):
         raise Reason.JOB_NOT_PERMITTED.error(
-            f"the job template {name} is not for Replays of this namespace",
+            f"the job template {name} is not for jobs of this namespace",
             got=namespace,
-            remedy="make another Replay with one that is, or add the namespace to the template; "
-            "this Replay starts automatically then",
+            remedy="use one that is, or add the namespace to the template; "
+            "the run starts automatically then",
         )
     bound = executor_bound(template, jobs, ctx.settings.max_executors)
     executors = asked.executors or min(template.executors, bound)
@@ -171,7 +170,7 @@ def choose_template(
             f"`jobTemplate.executors` must be at most {bound}, the lowest bound of the job "
             f"template {name}, the BrokerConnection and the operator",
             got=executors,
-            remedy="make another Replay with fewer, or raise the bound; this Replay starts "
+            remedy="make another Replay with fewer, or raise the bound; the run starts "
             "automatically then",
         )
     return ChosenTemplate(name, template, executors, engine)
@@ -275,17 +274,12 @@ def _others(replay: Body, candidates: Iterable[Body]) -> Iterator[Body]:
 
 def _choice(spec: ReplaySpec) -> Choice:
     select = spec.select or Selection()
-    return Choice(
-        ids=select.ids or (),
-        keys=select.keys or (),
-        since=milliseconds(select.since),
-        until=milliseconds(select.until),
+    return Choice.of(
+        select,
         limit=select.limit,
         max_replays=spec.max_replays,
         discards=spec.confirms(Confirmation.DISCARD_UNREADABLE),
         settles_unproven=spec.confirms(Confirmation.UNPROVEN_HANDLED),
-        causes=select.causes or (),
-        fingerprints=select.fingerprints or (),
     )
 
 
@@ -330,14 +324,18 @@ def _has_begun(replay: Body) -> bool:
     return was_launched(replay) and is_admitted(replay)
 
 
-def _ready_policy(key: Key, ctx: Context) -> Body:
-    """Return a RetryPolicy whose topics and grants are in place."""
+def ready_policy(key: Key, ctx: Context) -> Body:
+    """Return a RetryPolicy whose topics and grants are in place.
+
+    Raises:
+        RedriveError: it does not exist, or is not Ready.
+    """
     body = ctx.policies.get(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
         raise Reason.POLICY_NOT_FOUND.error(
             "the RetryPolicy of policyRef does not exist, or is being deleted",
             got=str(key),
-            remedy="create it; this Replay starts automatically then",
+            remedy="create it; the run starts automatically then",
         )
     generation = body["metadata"]["generation"]
     ready = find(body, READY)
@@ -345,7 +343,7 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
         raise Reason.POLICY_NOT_READY.error(
             f"the RetryPolicy {key} is not Ready",
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
-            remedy="fix the problem in its conditions; this Replay starts automatically then",
+            remedy="fix the problem in its conditions; the run starts automatically then",
         )
     return body
 

@@ -20,7 +20,7 @@ from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, Resource
 from redrive.reasons import Reason
 from redrive.replay.controller.admission import is_dormant, is_final, namespace_of, policy_of
 from redrive.replay.controller.prerequisites import is_idle
@@ -74,7 +74,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
             _enqueue_limited(key.namespace, ctx, controller)
 
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
-        for owner in _owners(after or before or {}):
+        for owner in owners_of(after or before or {}, resources.REPLAYS):
             controller.enqueue(owner)
 
     for applications in ctx.applications.values():
@@ -153,11 +153,11 @@ def _reported(replay: Body | None) -> tuple[bool, ...]:
     return tuple(map(bool, states))
 
 
-def _owners(application: Body) -> list[Key]:
-    """Return the Replays that own *application*."""
+def owners_of(application: Body, kind: Resource) -> list[Key]:
+    """Return the objects of *kind* that own *application*."""
     metadata = application["metadata"]
     return [
         Key(metadata["namespace"], owner["name"])
         for owner in metadata.get("ownerReferences", [])
-        if owner["kind"] == resources.REPLAYS.kind
+        if owner["kind"] == kind.kind
     ]

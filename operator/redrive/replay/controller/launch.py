@@ -1,11 +1,11 @@
-"""Application of an admitted Replay: pods from a job template, and mounted credentials.
+"""Application of an admitted Replay or Inspection: pods from a job template, and credentials.
 
 `reconcile` creates the application once and never changes it, because a Spark operator kills and
 restarts a run whose spec changes.
 
-Pods mount the credentials of the replay role in one volume, and an environment variable describes
-its files. Manifests contain only references to Secrets of the Replay's namespace, and only the
-named keys of a Secret are mounted.
+Pods mount the credentials of their role in one volume, and an environment variable describes its
+files. Manifests contain only references to Secrets of the namespace, and only the named keys of a
+Secret are mounted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from redrive.api import Body
-from redrive.api.connection import CaKind, CaRef, OAuth2, ReplayAuthentication, ReplayIdentity
+from redrive.api.connection import CaKind, CaRef, JobIdentity, OAuth2, ReplayAuthentication
 from redrive.api.job import (
     ACCESS_FOLDER,
     SPARK_ROLES,
@@ -39,19 +39,19 @@ SPARK_VERSION = "4.3.0"
 _RETRIES = 3
 _RETRY_SECONDS = 10
 _NAME_ROOM = 26
-"""Length to which the name of a Replay is cut, because Spark appends to names, up to 63
+"""Length to which the name of an owner is cut, because Spark appends to names, up to 63
 characters."""
 
 
-def name_of(replay: Body) -> str:
-    """Return the name of the application of *replay*, which depends on its name and uid alone.
+def name_of(owner: Body, kind: Resource = resources.REPLAYS) -> str:
+    """Return the name of the application of *owner*, which depends on its name and uid alone.
 
-    A Replay that is created again under the same name gets another application.
+    An owner that is created again under the same name gets another application.
     """
-    metadata = replay["metadata"]
+    metadata = owner["metadata"]
     digest = hashlib.sha256(metadata["uid"].encode()).hexdigest()[:10]
     readable = metadata["name"][:_NAME_ROOM].replace(".", "-").strip("-")
-    return f"replay-{readable}-{digest}"
+    return f"{kind.kind.lower()}-{readable}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,23 @@ def application(  # noqa: PLR0913  each has a source of its own
         settings: of the operator.
         image: of the pods, where the template has none.
     """
-    template, labels = chosen.template, _labels(replay)
-    is_job = chosen.engine is ReplayEngine.JOB
-    roles = (Role.JOB,) if is_job else SPARK_ROLES
-    pods = {role: _completed(pod_of(template, role), access, labels) for role in roles}
-    if is_job:
-        pod = pods[Role.JOB]
+    template = chosen.template
+    if chosen.engine is ReplayEngine.JOB:
+        pod = pod_of(template, Role.JOB)
         job = dataclasses.replace(job, pod=PodSize(pod.cores, pod.mebibytes * 2**20))
+        account = settings.job_service_account
+        program = JobProgram("redrive.replay", job.encode(), account)
+        return job_application(replay, resources.REPLAYS, program, access, template, image=image)
+    labels = _labels(replay, resources.REPLAYS)
+    pods = {role: _completed(pod_of(template, role), access, labels) for role in SPARK_ROLES}
     sizes = [pod.properties(role) for role, pod in pods.items()]
     return JobApplication(
-        metadata=_metadata(replay, template, labels),
+        metadata=_metadata(replay, resources.REPLAYS, template, labels),
         image=template.image or image,
         pull_policy=next((pod.pull_policy for pod in pods.values() if pod.pull_policy), ""),
-        program=settings.replay_application,
-        argument=job.encode(),
-        service_account=settings.job_service_account if is_job else settings.replay_service_account,
-        spark_version=SPARK_VERSION,
+        program=JobProgram(
+            settings.replay_application, job.encode(), settings.replay_service_account
+        ),
         spark_conf={
             **template.spark_conf,
             **_properties(name_of(replay), chosen.executors),
@@ -108,30 +109,52 @@ def application(  # noqa: PLR0913  each has a source of its own
         },
         pods=pods,
         executors=chosen.executors,
-        retries=_RETRIES,
-        retry_seconds=_RETRY_SECONDS,
     )
 
 
-def _labels(replay: Body) -> dict[str, str]:
+def job_application(  # noqa: PLR0913  each has a source of its own
+    owner: Body,
+    kind: Resource,
+    program: JobProgram,
+    access: PodAccess,
+    template: JobTemplate,
+    *,
+    image: str,
+) -> JobApplication:
+    """Return the Job to create for *owner*, a Replay or an Inspection; see `application`."""
+    labels = _labels(owner, kind)
+    pod = _completed(pod_of(template, Role.JOB), access, labels)
+    return JobApplication(
+        metadata=_metadata(owner, kind, template, labels),
+        image=template.image or image,
+        pull_policy=pod.pull_policy,
+        program=program,
+        pods={Role.JOB: pod},
+    )
+
+
+def _labels(owner: Body, kind: Resource) -> dict[str, str]:
     name, value = MANAGED
+    component = kind.kind.lower()
     return {
         name: value,
         "app.kubernetes.io/name": "redrive",
-        "app.kubernetes.io/component": "replay",
-        POLICY_LABEL: replay["spec"]["policyRef"]["name"],
-        "redrive.io/replay": replay["metadata"]["name"],
+        "app.kubernetes.io/component": component,
+        POLICY_LABEL: owner["spec"]["policyRef"]["name"],
+        f"redrive.io/{component}": owner["metadata"]["name"],
     }
 
 
-def _metadata(replay: Body, template: JobTemplate, labels: Mapping[str, str]) -> dict[str, Any]:
+def _metadata(
+    owner: Body, kind: Resource, template: JobTemplate, labels: Mapping[str, str]
+) -> dict[str, Any]:
     annotations = dict(template.metadata.annotations)
     return {
-        "name": name_of(replay),
-        "namespace": Key.of(replay).namespace,
+        "name": name_of(owner, kind),
+        "namespace": Key.of(owner).namespace,
         "labels": {**template.metadata.labels, **labels},
         **({"annotations": annotations} if annotations else {}),
-        "ownerReferences": [resources.owner_reference(resources.REPLAYS, replay)],
+        "ownerReferences": [resources.owner_reference(kind, owner)],
     }
 
 
@@ -198,11 +221,11 @@ def needed_objects(template: Body) -> Iterator[NamedObject]:
         yield NamedObject(_KINDS[kind], name)
 
 
-def lent_objects(identity: ReplayIdentity) -> frozenset[NamedObject]:
+def lent_objects(identity: JobIdentity) -> frozenset[NamedObject]:
     """Return the objects that a connection names for jobs, which need the consent of their owner.
 
     Args:
-        identity: replay role of the connection.
+        identity: role of the jobs.
     """
     volumes = [_volume(_sources(identity))]
     return frozenset(needed_objects({"spec": {"volumes": volumes, "containers": ()}}))
@@ -215,7 +238,7 @@ _VOLUME = "redrive-access"
 
 @dataclass(frozen=True)
 class PodAccess:
-    """Access of a pod to the credentials of the replay role and to the key of the ledger.
+    """Access of a pod to the credentials of its role, and to the key of the ledger if it has one.
 
     Attributes:
         volumes: volumes of the application.
@@ -229,21 +252,24 @@ class PodAccess:
 
 
 def pod_access(
-    identity: ReplayIdentity, redirect_hosts: Sequence[str], key_secret: str
+    identity: JobIdentity, redirect_hosts: Sequence[str], key_secret: str | None = None
 ) -> PodAccess:
-    """Return the access of driver and executors to the credentials of *identity*.
+    """Return the access of pods to the credentials of *identity*.
 
     Args:
-        identity: the replay role.
+        identity: role of the jobs.
         redirect_hosts: hosts that requests may be redirected to, see `Access.hosts`.
-        key_secret: name of the Secret with the key of the ledger.
+        key_secret: name of the Secret with the key of the ledger; None for an Inspection.
     """
     description = _description(identity.authentication, tuple(redirect_hosts))
     variable = {"name": ACCESS_VARIABLE, "value": description.encode()}
-    key = _source("secret", key_secret, {KEY_FILE: "ledger/key"})
-    volume = _volume([*_sources(identity), key])
+    sources = [*_sources(identity)]
+    if key_secret is not None:
+        sources.append(_source("secret", key_secret, {KEY_FILE: "ledger/key"}))
+    if not sources:
+        return PodAccess((), (), variable)
     mount = {"name": _VOLUME, "mountPath": ACCESS_FOLDER, "readOnly": True}
-    return PodAccess((volume,), (mount,), variable)
+    return PodAccess((_volume(sources),), (mount,), variable)
 
 
 def _volume(sources: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -268,7 +294,7 @@ def _description(
     )
 
 
-def _sources(identity: ReplayIdentity) -> Iterator[Mapping[str, Any]]:
+def _sources(identity: JobIdentity) -> Iterator[Mapping[str, Any]]:
     """Yield the mounted sources, each at its path of `BrokerAccess`."""
     match identity.authentication:
         case ReplayAuthentication(token=token) if token is not None:
@@ -296,6 +322,23 @@ def _source(kind: str, name: str, keys: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class JobProgram:
+    """Program of the pods of a run.
+
+    Attributes:
+        name: Python module of a Job; `local://` URL in the image for Spark.
+        argument: its argument.
+        service_account: ServiceAccount of driver or job.
+        seconds: time limit of a Job; None without one.
+    """
+
+    name: str
+    argument: str
+    service_account: str
+    seconds: int | None = None
+
+
+@dataclass(frozen=True)
 class JobApplication:
     """One run, independent of its engine. Spark properties and executors apply to Spark alone.
 
@@ -303,10 +346,7 @@ class JobApplication:
         metadata: name, namespace, labels, annotations and owner of the object.
         image: image of all pods.
         pull_policy: pull policy of all pods; empty for Spark's default.
-        program: `local://` URL in the image.
-        argument: argument of the program.
-        service_account: ServiceAccount of driver or job.
-        spark_version: version of Spark in the image.
+        program: program of the pods.
         spark_conf: Spark properties, with the sizes of pods, without the fields above.
         pods: size and template of each pod; Spark's container is the first one.
         executors: number of executors.
@@ -317,12 +357,9 @@ class JobApplication:
     metadata: Mapping[str, Any]
     image: str
     pull_policy: str
-    program: str
-    argument: str
-    service_account: str
-    spark_version: str
-    spark_conf: Mapping[str, str]
+    program: JobProgram
     pods: Mapping[Role, JobPod]
-    executors: int
-    retries: int
-    retry_seconds: int
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    executors: int = 0
+    retries: int = _RETRIES
+    retry_seconds: int = _RETRY_SECONDS

@@ -52,7 +52,7 @@ async def read_image(template: Key, ctx: Context) -> str:
         raise Reason.JOB_IMAGE_NOT_FOUND.error(
             "the PodTemplate with the image of replay jobs does not exist",
             got=str(template),
-            remedy="upgrade the Helm release of the operator, which creates it; this Replay starts "
+            remedy="upgrade the Helm release of the operator, which creates it; the run starts "
             "automatically then",
         ) from error
     image: str = body["template"]["spec"]["containers"][0]["image"]
@@ -63,7 +63,7 @@ async def check_prerequisites(
     job: JobApplication,
     connection: Key,
     lent: Collection[NamedObject],
-    key_secret: str,
+    key_secret: str | None,
     ctx: Context,
 ) -> None:
     """Check that the objects *job* needs exist, and that the connection may use them.
@@ -75,7 +75,7 @@ async def check_prerequisites(
         job: job to launch.
         connection: BrokerConnection of its policy.
         lent: objects that the connection names; the template of the administrator names the others.
-        key_secret: name of the Secret that the operator creates next.
+        key_secret: name of the Secret that the operator creates next; None without one.
         ctx: client that reads metadata.
 
     Raises:
@@ -86,21 +86,22 @@ async def check_prerequisites(
             The author of a connection may not learn which.
     """
     namespace = job.metadata["namespace"]
-    account = Key(namespace, job.service_account)
+    account = Key(namespace, job.program.service_account)
     try:
         of_account = await _annotations(resources.SERVICE_ACCOUNTS, account, ctx)
     except NotFoundError as error:
         raise Reason.SERVICE_ACCOUNT_NOT_FOUND.error(
-            "the ServiceAccount that replay jobs run as does not exist",
+            "the ServiceAccount that the job runs as does not exist",
             got=str(account),
             remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
             f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
-            "give it the rights of a Spark driver; this Replay starts automatically then",
+            "give it the rights of that job; the run starts automatically then",
         ) from error
-    await _check_rights(account, job.pods, ctx)
+    kind = job.metadata["ownerReferences"][0]["kind"]
+    await _check_rights(account, kind, job.pods, ctx)
     pods = [needed for pod in job.pods.values() for needed in needed_objects(pod.template)]
     for needed in dict.fromkeys(pods):
-        if needed == NamedObject(resources.SECRETS, key_secret) and needed not in lent:
+        if (needed.resource, needed.name) == (resources.SECRETS, key_secret) and needed not in lent:
             continue
         try:
             annotations = await _annotations(needed.resource, Key(namespace, needed.name), ctx)
@@ -110,9 +111,8 @@ async def check_prerequisites(
             raise Reason.JOB_SECRET_NOT_FOUND.error(
                 f"a {needed.resource.kind} that the pods of replay jobs need does not exist",
                 got=str(Key(namespace, needed.name)),
-                remedy="create it in the namespace of the Replay, or correct the reference to it "
-                "in spec.replay of the BrokerConnection or in the job template; this Replay starts "
-                "automatically then",
+                remedy="create it in that namespace, or correct the reference to it in the "
+                "BrokerConnection or in the job template; the run starts automatically then",
             ) from error
         if needed in lent and not _consents(
             of_account if annotations is None else annotations, connection
@@ -122,7 +122,7 @@ async def check_prerequisites(
             raise _consent_missing(needed, where, namespace, connection)
 
 
-async def _check_rights(account: Key, roles: Collection[Role], ctx: Context) -> None:
+async def _check_rights(account: Key, kind: str, roles: Collection[Role], ctx: Context) -> None:
     """Check the rights of a ServiceAccount, if the operator may review them.
 
     Without these rights a run ends with an exit code, and only its log explains it.
@@ -130,34 +130,40 @@ async def _check_rights(account: Key, roles: Collection[Role], ctx: Context) -> 
     Raises:
         JobRightsMissing: the ServiceAccount lacks a right.
     """
-    for words, attributes in _RIGHTS if Role.DRIVER in roles else _RIGHTS[:1]:
+    rights = [_RIGHTS[kind], *([_EXECUTORS] if Role.DRIVER in roles else [])]
+    for words, attributes in rights:
         try:
             is_allowed = await ctx.kubernetes.account_may(account, attributes)
         except ForbiddenError:
             return
         if not is_allowed:
             raise Reason.JOB_RIGHTS_MISSING.error(
-                f"the ServiceAccount that replay jobs run as may not {words}",
+                f"the ServiceAccount that the job runs as may not {words}",
                 got=str(account),
                 remedy=f"add {account.namespace} to replay.namespaces of the Helm chart, which "
                 "creates a Role with all rights of a job, or bind such a Role to the "
-                "ServiceAccount; this Replay starts automatically then",
+                "ServiceAccount; the run starts automatically then",
             )
 
 
-_RIGHTS: tuple[tuple[str, Mapping[str, str]], ...] = (
-    (
-        "write the progress of Replays",
+_RIGHTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    kind.kind: (
+        f"write the progress of {kind.kind}s",
         {
             "verb": "patch",
-            "group": resources.REPLAYS.group,
-            "resource": resources.REPLAYS.plural,
+            "group": kind.group,
+            "resource": kind.plural,
             "subresource": "status",
         },
-    ),
-    ("create pods for executors", {"verb": "create", "group": "", "resource": "pods"}),
+    )
+    for kind in (resources.REPLAYS, resources.INSPECTIONS)
+}
+"""Right of a job, as text and attributes, by the kind that it writes."""
+_EXECUTORS = (
+    "create pods for executors",
+    {"verb": "create", "group": "", "resource": "pods"},
 )
-"""Rights of a job, as text and attributes. Only drivers of Spark need the second one."""
+"""Right of drivers of Spark only."""
 
 
 def _consents(annotations: Mapping[str, str] | None, connection: Key) -> bool:

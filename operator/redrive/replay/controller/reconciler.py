@@ -89,7 +89,7 @@ from redrive.replay.controller.status import (
 
 logger = logging.getLogger(__name__)
 audit_log = logging.getLogger("redrive.audit")
-"""Logs one line for each ended Replay."""
+"""Logs one line for each ended Replay and Inspection."""
 
 _LITERAL = re.compile(r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*\"""", re.DOTALL)
 """Text literal of Spark SQL, in single or double quotes."""
@@ -295,7 +295,7 @@ async def _record_result(
 
 
 def _author(replay: Body) -> str | None:
-    """Return the user who created *replay* with the command line; None if not annotated."""
+    """Return the user who created *replay*, or an Inspection, by the command; None if unknown."""
     return (replay["metadata"].get("annotations") or {}).get(REQUESTED_BY)
 
 
@@ -306,23 +306,32 @@ def _audit_record(replay: Body, result: str) -> str:
     data.
     """
     spec, counts = replay["spec"], ReplayStatus.of(replay).run.counts
+    own = {
+        "mode": spec.get("mode") or Mode.RUN.value,
+        "target": spec.get("target"),
+        "moved": counts.moved,
+        "refused": counts.refused,
+    }
+    return audit_record(replay, "replay", result, own)
+
+
+def audit_record(body: Body, kind: str, result: str, own: Mapping[str, object]) -> str:
+    """Return the audit record of a Replay or an Inspection, with the fields *own* of its kind."""
+    spec = body["spec"]
     select = dict(spec.get("select") or {})
-    if "keys" in select:
+    if select.get("keys"):
         select["keys"] = len(select["keys"])
-    if "where" in select:
+    if select.get("where"):
         select["where"] = _LITERAL.sub("'…'", select["where"])
     record = {
-        "replay": str(Key.of(replay)),
+        kind: str(Key.of(body)),
         "policy": spec["policyRef"]["name"],
-        "mode": spec.get("mode") or Mode.RUN.value,
-        "requestedBy": _author(replay),
+        "requestedBy": _author(body),
         "select": select,
-        "target": spec.get("target"),
         "reason": spec.get("reason"),
         "ticket": spec.get("ticket"),
         "result": result,
-        "moved": counts.moved,
-        "refused": counts.refused,
+        **own,
     }
     return json.dumps(record, ensure_ascii=False)
 

@@ -157,11 +157,11 @@ def kubeflow_manifest(job: JobApplication) -> Body:
         "type": "Python",
         "pythonVersion": "3",
         "mode": "cluster",
-        "sparkVersion": job.spark_version,
+        "sparkVersion": launch.SPARK_VERSION,
         "image": job.image,
         **({"imagePullPolicy": job.pull_policy} if job.pull_policy else {}),
-        "mainApplicationFile": job.program,
-        "arguments": [job.argument],
+        "mainApplicationFile": job.program.name,
+        "arguments": [job.program.argument],
         "sparkConf": dict(job.spark_conf),
         "restartPolicy": {
             "type": "OnFailure",
@@ -170,7 +170,7 @@ def kubeflow_manifest(job: JobApplication) -> Body:
             "onSubmissionFailureRetries": job.retries,
             "onSubmissionFailureRetryInterval": job.retry_seconds,
         },
-        "driver": {**driver, "serviceAccount": job.service_account},
+        "driver": {**driver, "serviceAccount": job.program.service_account},
         "executor": {**executor, "instances": job.executors},
     }
     return {
@@ -244,9 +244,9 @@ def apache_manifest(job: JobApplication) -> Body:
         "kind": resources.APACHE_SPARK_APPLICATIONS.kind,
         "metadata": job.metadata,
         "spec": {
-            "runtimeVersions": {"sparkVersion": job.spark_version},
-            "pyFiles": job.program,
-            "driverArgs": [job.argument],
+            "runtimeVersions": {"sparkVersion": launch.SPARK_VERSION},
+            "pyFiles": job.program.name,
+            "driverArgs": [job.program.argument],
             "sparkConf": {**job.spark_conf, **_properties(job)},
             "applicationTolerations": {"restartConfig": restarts},
             "driverSpec": {"podTemplateSpec": job.pods[Role.DRIVER].template},
@@ -306,7 +306,7 @@ def _properties(job: JobApplication) -> dict[str, str]:
     return {
         "spark.kubernetes.container.image": job.image,
         **(policy if job.pull_policy else {}),
-        "spark.kubernetes.authenticate.driver.serviceAccountName": job.service_account,
+        "spark.kubernetes.authenticate.driver.serviceAccountName": job.program.service_account,
     }
 
 
@@ -322,12 +322,12 @@ def job_manifest(job: JobApplication) -> Body:
     own = {
         **own,
         "image": job.image,
-        "args": ["drain", "python3", "-m", "redrive.replay", job.argument],
+        "args": ["drain", "python3", "-m", job.program.name, job.program.argument],
     }
     spec = {
         **pod["spec"],
         "containers": [own, *others],
-        "serviceAccountName": job.service_account,
+        "serviceAccountName": job.program.service_account,
         "restartPolicy": "Never",
     }
     evicted = {"type": "DisruptionTarget", "status": "True"}
@@ -337,6 +337,7 @@ def job_manifest(job: JobApplication) -> Body:
         "metadata": job.metadata,
         "spec": {
             "backoffLimit": job.retries,
+            **({"activeDeadlineSeconds": seconds} if (seconds := job.program.seconds) else {}),
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [evicted]}]},
             # The next pod starts after the last one has ended, not while it settles messages.
             "podReplacementPolicy": "Failed",

@@ -184,6 +184,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         "policies": [policy()],
         "connections": [connection()],
         "replays": [],
+        "inspections": [],
     }
     applications = Cache(tables.pop("applications", []))
     return Context(
@@ -282,7 +283,7 @@ def test_bound_below_default_lowers_number_of_executors() -> None:
 
 def test_job_template_is_for_its_namespaces_only() -> None:
     names = JobTemplate(namespaces=Namespaces(names=("other",)))
-    with raises(Reason.JOB_NOT_PERMITTED, match="not for Replays of this namespace; got 'shop'"):
+    with raises(Reason.JOB_NOT_PERMITTED, match="not for jobs of this namespace; got 'shop'"):
         admit(replay(), with_templates(ctx(), default=names))
     selector = LabelSelector(match_labels={"size": "large"})
     context = with_templates(ctx(), default=JobTemplate(namespaces=Namespaces(selector=selector)))

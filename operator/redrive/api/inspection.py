@@ -1,0 +1,176 @@
+"""The kind Inspection: one reading of dead letters or waiting retries, which consumes nothing."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, Strict
+
+from redrive.api.conditions import Conditions, Timestamp, WarningTypes
+from redrive.api.model import VALIDATIONS, ApiModel, one_of
+from redrive.api.policy_defaults import bounded_duration
+from redrive.api.replay import (
+    Duration,
+    MessageSelection,
+    PolicyRef,
+    ReasonText,
+    TicketText,
+    immutable,
+)
+from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedCauseCount
+
+NEWEST = 10_000
+"""Entries that are read by default."""
+MAX_INSPECTED_CAUSES = 50
+DEFAULT_DEADLINE, DEFAULT_TTL = "10m", "1h"
+
+Deadline = Annotated[
+    str,
+    *bounded_duration(
+        1, 86_400, "`deadline` must be from 1s to 1d", "choose a duration within these bounds"
+    ),
+]
+
+
+class InspectedMessages(enum.StrEnum):
+    """Messages that an Inspection reads."""
+
+    DEAD_LETTER = "DeadLetter"
+    RETRY = "Retry"
+
+
+class InspectionSpec(ApiModel):
+    """One reading of messages. Immutable, except `ttlAfterFinished`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            VALIDATIONS: [
+                immutable(
+                    ("policyRef", "from", "select", "newest", "deadline", "reason", "ticket"),
+                    "the spec of an Inspection is immutable, except ttlAfterFinished: it is one "
+                    "run, like a Job",
+                    "create another Inspection",
+                ).to_schema()
+            ]
+        }
+    )
+
+    policy_ref: PolicyRef
+    """RetryPolicy of the messages, in the same namespace."""
+
+    source: Annotated[
+        InspectedMessages,
+        *one_of(
+            InspectedMessages,
+            "`from` must be DeadLetter or Retry",
+            "use one of DeadLetter, Retry",
+        ),
+        Field(alias="from"),
+    ] = InspectedMessages.DEAD_LETTER
+    """`DeadLetter`: dead letters that no Replay has moved. `Retry`: messages that wait for a retry;
+    `inspection.retryTopics` of the connection must allow it. Defaults to DeadLetter."""
+
+    select: MessageSelection | None = None
+    """Messages to count. Defaults to all that are read."""
+
+    newest: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = NEWEST
+    """Maximum number of entries to read, 1 to 1000000: the newest ones of each partition, and about
+    256 MiB of them. Defaults to 10000."""
+
+    deadline: Deadline = DEFAULT_DEADLINE
+    """Time limit of the job, 1s to 1d. After it the Inspection is Failed. Defaults to 10m."""
+
+    ttl_after_finished: Duration = DEFAULT_TTL
+    """Time after its end when the Inspection is deleted, with its job and pods. At least 1s. It can
+    change at any time. Defaults to 1h. Example: `10m`."""
+
+    reason: ReasonText | None = None
+    """Reason of the Inspection for later readers, 1 to 1024 characters. Defaults to none."""
+
+    ticket: TicketText | None = None
+    """Ticket of the Inspection, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
+
+
+class InspectedCause(PlannedCauseCount):
+    """Messages with one cause."""
+
+    following: int | None = None
+    """Number of these messages that have no cause of their own, because they follow a dead letter
+    of their key."""
+
+
+class InspectionRun(LenientStatus):
+    """Summary of the messages. The job writes it, by server-side apply."""
+
+    total_entries: int | None = None
+    """Entries of the topic that are not acknowledged. An entry holds one message or a batch."""
+
+    planned_entries: int | None = None
+    """Entries of these that are read."""
+
+    read_entries: int | None = None
+    """Entries that were read so far."""
+
+    messages: int | None = None
+    """Messages that were read so far."""
+
+    matched: int | None = None
+    """Messages of these that are selected."""
+
+    truncated: bool | None = None
+    """True if older messages were not read, because of `newest`."""
+
+    malformed_entries: int | None = None
+    """Entries that no client can read. Absent without any."""
+
+    causes: Annotated[tuple[InspectedCause, ...], Field(max_length=MAX_INSPECTED_CAUSES)] = ()
+    """The 50 most frequent causes of the selected messages."""
+
+    distinct_keys: int | None = None
+    """Number of different keys of the selected messages, up to 100000."""
+
+    payload_bytes: int | None = None
+    """Size of their payloads."""
+
+    finished: bool | None = None
+    """True once the summary is complete."""
+
+    failure: JobFailure | None = None
+    """Error of the last pod that failed."""
+
+
+class InspectionStatus(LenientStatus):
+    """State of the Inspection. The operator writes all of it except `run`, which the job writes.
+
+    It contains no message key and no payload.
+    """
+
+    observed_generation: int | None = None
+    """The `metadata.generation` that this status describes."""
+
+    warnings: WarningTypes | None = None
+    """Types of the conditions that warn. Absent without any."""
+
+    phase: Phase | None = None
+    """Summary for people; programs should read `conditions`. Pending, Submitted, Running, Completed
+    or Failed; the last two are final."""
+
+    run: InspectionRun = InspectionRun()
+    """Summary of the messages, written by the job."""
+
+    job: str | None = None
+    """Kubernetes Job of the Inspection, in the same namespace."""
+
+    completion_time: Timestamp | None = None
+    """Time at which the Inspection reached its final phase."""
+
+    conditions: Conditions = ()
+    """`Ready`: the summary is complete. An ended Inspection has exactly one of `Complete` and
+    `Failed`. `Reconciling` and `Stalled` are present only while true."""
+
+    @classmethod
+    def of(cls, inspection: Mapping[str, Any]) -> Self:
+        """Parse the status of *inspection*."""
+        return cls.model_validate(inspection.get("status") or {})

@@ -1,0 +1,164 @@
+"""Program of the job of an Inspection: `python -m redrive.inspection JOB`. It consumes nothing.
+
+It reads the messages by position, and writes a summary into the status of the Inspection. Status
+and log contain no message key, no payload, and no text of an unknown error, which may quote them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+import traceback
+
+from redrive.api.inspection import (
+    MAX_INSPECTED_CAUSES,
+    InspectedCause,
+    InspectionRun,
+    InspectionSpec,
+    InspectionStatus,
+)
+from redrive.api.model import parse_spec
+from redrive.api.replay import MessageSelection
+from redrive.api.replay_status import FINAL, JobFailure
+from redrive.auth.files import job_credentials
+from redrive.errors import RedriveError
+from redrive.inspection.job import InspectionJob
+from redrive.inspection.reader import InspectedTopic, TopicReading, plan_reading
+from redrive.inspection.summary import CauseGroup, Summary
+from redrive.kube import logs, resources
+from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
+from redrive.kube.informer import when_available
+from redrive.kube.resources import Key
+from redrive.policy.naming import TopicName
+from redrive.policy.values import time_text
+from redrive.reading import broker
+from redrive.reasons import Reason
+from redrive.replay.spec import Choice
+
+MANAGER = "redrive-job"
+"""Field manager of a job's writes."""
+REPORT_SECONDS = 5.0
+_MAX_MESSAGE = 1_024
+_GONE = "InspectionGone"
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> None:
+    """Run one Inspection."""
+    logs.to_stderr("text")
+    job = InspectionJob.decode(arguments[0] if len(arguments) == 1 else "")
+    try:
+        run = _read(job)
+        _write(job, run)
+    except Exception as error:  # noqa: BLE001  its text may quote a message
+        if isinstance(error, RedriveError):
+            reason, message = error.reason, str(error)
+        else:
+            reason = type(error).__name__
+            message = f"the job failed with {reason}"
+            logger.error("%s", "".join(traceback.format_tb(error.__traceback__)))  # noqa: TRY400
+        if reason == _GONE:
+            logger.info("the run ends: %s", message)
+            return
+        logger.error("%s", message)  # noqa: TRY400
+        failure = JobFailure(reason=reason[:128], message=message[:_MAX_MESSAGE])
+        _write(job, InspectionRun(failure=failure))
+        sys.exit(1)
+    logger.info("read %s messages; %s are selected", run.messages, run.matched)
+
+
+def _read(job: InspectionJob) -> InspectionRun:
+    """Read the messages, and report the progress.
+
+    Raises:
+        RedriveError: the Inspection ended, or the topic can't be read in time.
+    """
+    end = time.monotonic() + job.seconds
+    spec = _write(job, InspectionRun())
+    topic = InspectedTopic(
+        TopicName.parse_whole(job.topic),
+        job.subscription,
+        job.service_url,
+        job.admin_url,
+        job_credentials(),
+    )
+    choice = Choice.of(spec.select or MessageSelection())
+    reading = broker.waited(lambda: plan_reading(topic, choice, spec.newest))
+    summary, due = Summary(), time.monotonic() + REPORT_SECONDS
+    for row in reading.selected():
+        summary.add(row)
+        now = time.monotonic()
+        if now > end:
+            raise Reason.DEADLINE_EXCEEDED.error(
+                "the reading did not end within its deadline",
+                got=spec.deadline,
+                remedy="create another Inspection with a longer deadline or fewer newest entries",
+            )
+        if now > due:
+            _write(job, _shown(reading, summary))
+            due = now + REPORT_SECONDS
+    return _shown(reading, summary, is_finished=True)
+
+
+def _shown(reading: TopicReading, summary: Summary, *, is_finished: bool = False) -> InspectionRun:
+    return InspectionRun(
+        total_entries=reading.total,
+        planned_entries=reading.planned,
+        read_entries=reading.entries,
+        messages=reading.messages,
+        matched=reading.matched,
+        truncated=reading.is_truncated,
+        malformed_entries=reading.malformed_entries or None,
+        causes=tuple(map(_cause, summary.ordered[:MAX_INSPECTED_CAUSES])),
+        distinct_keys=len(summary.keys),
+        payload_bytes=sum(summary.sizes),
+        finished=is_finished or None,
+    )
+
+
+def _cause(group: CauseGroup) -> InspectedCause:
+    times = {"firstTime": time_text(group.first), "lastTime": time_text(group.last)}
+    counts = {"messages": group.messages, "following": group.following, "replayed": group.replayed}
+    fields = {"cause": group.cause, "fingerprint": group.fingerprint or None, **counts, **times}
+    return InspectedCause.model_validate(fields)
+
+
+def _write(job: InspectionJob, run: InspectionRun) -> InspectionSpec:
+    """Write `status.run`, and return the spec.
+
+    Raises:
+        RedriveError: the Inspection has ended, or was deleted.
+    """
+    return asyncio.run(_written(job, run))
+
+
+async def _written(job: InspectionJob, run: InspectionRun) -> InspectionSpec:
+    key, status = Key(job.namespace, job.name), {"run": run.to_manifest()}
+    async with Kubernetes.connect() as kubernetes:
+        while True:
+            try:
+                body = await when_available(lambda: kubernetes.get(resources.INSPECTIONS, key))
+                is_other = body["metadata"]["uid"] != job.uid
+                if is_other or InspectionStatus.of(body).phase in FINAL:
+                    raise _gone(key)
+                await kubernetes.apply_status(resources.INSPECTIONS, body, status, MANAGER)
+            except NotFoundError as error:
+                raise _gone(key) from error
+            except ConflictError:
+                continue
+            return parse_spec(InspectionSpec, body)
+
+
+def _gone(key: Key) -> RedriveError:
+    return RedriveError(
+        f"the Inspection {key} has ended, or was deleted",
+        remedy="create another Inspection",
+        reason=_GONE,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

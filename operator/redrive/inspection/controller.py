@@ -1,0 +1,373 @@
+"""Reconciliation of an Inspection: one Job, whose summary the status shows.
+
+The Job runs as a ServiceAccount of its own, with the credentials of the connection's inspection
+role. It reads, and moves nothing, so a lost Job is created again without a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import filterfalse
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import kopf
+
+from redrive.api import Body
+from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
+from redrive.api.connection import BrokerConnectionSpec, InspectedRetries, InspectionIdentity
+from redrive.api.inspection import InspectedMessages, InspectionSpec, InspectionStatus
+from redrive.api.model import parse_spec
+from redrive.api.replay import ReplayEngine
+from redrive.api.replay_status import FINAL, Phase, ReplayStatus
+from redrive.errors import RedriveError, Requeue
+from redrive.inspection.job import InspectionJob
+from redrive.kube import connections, logs, resources
+from redrive.kube.cache import needs_reconcile
+from redrive.kube.client import ConflictError, NotFoundError
+from redrive.kube.connections import effective_spec, policy_of, shown_to, spec_of
+from redrive.kube.context import Context
+from redrive.kube.controller import Controller
+from redrive.kube.resources import Key, is_owned_by
+from redrive.kube.status import Publisher
+from redrive.policy.naming import TopicName
+from redrive.policy.values import parse_duration
+from redrive.reasons import Reason
+from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
+from redrive.replay.controller.admission import policy_of as policy_key_of
+from redrive.replay.controller.handlers import owners_of
+from redrive.replay.controller.launch import (
+    JobProgram,
+    job_application,
+    lent_objects,
+    name_of,
+    pod_access,
+)
+from redrive.replay.controller.prerequisites import check_pods, check_prerequisites, read_image
+from redrive.replay.controller.reconciler import audit_log, audit_record
+from redrive.replay.controller.spark_operators import JOB, SparkRun
+from redrive.replay.controller.status import check_started
+
+MOST_RUNNING = 2
+"""Inspections of a namespace that run at the same time."""
+_FINAL_REASONS = {Reason.INVALID_SPEC, Reason.INSPECTION_FAILED}
+
+logger = logging.getLogger(__name__)
+
+
+class _Shown(NamedTuple):
+    """State of an Inspection: its last version, conditions, and fields of the status."""
+
+    inspection: Body
+    conditions: tuple[Condition, ...]
+    fields: dict[str, Any]
+
+
+def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
+    """Register the handlers of Inspections, and enqueue all of them.
+
+    Returns:
+        The controllers, which the caller has to stop in the end.
+    """
+    launching = WeakValueDictionary[str, asyncio.Lock]()
+    controller = Controller(
+        "Inspection",
+        lambda key: reconcile(key, ctx, launching.setdefault(key.namespace, asyncio.Lock())),
+        partition_key=lambda key: key.namespace,
+    )
+
+    @kopf.on.event(*resources.INSPECTIONS.address, registry=registry)
+    async def inspection(event: kopf.RawEvent, **_: object) -> None:
+        ctx.inspections.on_event(event)
+
+    _listen(ctx, controller)
+    for body in ctx.inspections:
+        controller.enqueue(Key.of(body))
+    return (controller,)
+
+
+def _listen(ctx: Context, controller: Controller) -> None:
+    """Enqueue the Inspections that later changes affect."""
+    by_namespace = ctx.inspections.index(namespace_of)
+    by_policy = ctx.inspections.index(policy_key_of)
+
+    def enqueue_open(inspections: Iterable[Body]) -> None:
+        for body in filterfalse(is_final, inspections):
+            controller.enqueue(Key.of(body))
+
+    @ctx.inspections.listen
+    def inspection_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            controller.enqueue(key)
+        if after is None or is_final(after):  # others may wait for its end
+            enqueue_open(by_namespace.get(key.namespace))
+
+    def job_changed(_key: Key, before: Body | None, after: Body | None) -> None:
+        for owner in owners_of(after or before or {}, resources.INSPECTIONS):
+            controller.enqueue(owner)
+
+    if resources.JOBS in ctx.applications:
+        ctx.applications[resources.JOBS].listen(job_changed)
+
+    ctx.policies.listen(lambda key, *_: enqueue_open(by_policy.get(key)))
+    ctx.connections.listen(lambda *_: enqueue_open(ctx.inspections))
+    ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
+    ctx.job_templates.listen(lambda: enqueue_open(ctx.inspections))
+
+
+def is_final(inspection: Body) -> bool:
+    """Return True if the Inspection has ended.
+
+    Its own job can write this status where the admission policies of the chart are missing. That
+    ends this Inspection, and has no other effect.
+    """
+    return (inspection.get("status") or {}).get("phase") in FINAL
+
+
+async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
+    """Reconcile one Inspection; write its status and Events last.
+
+    Args:
+        key: the Inspection.
+        ctx: caches, clients and settings.
+        launching: lock for launches in one namespace, so that their number is not exceeded.
+    """
+    inspection = ctx.inspections.get(key)
+    if inspection is None or "deletionTimestamp" in inspection["metadata"]:
+        return Requeue.ON_CHANGE
+    logs.identify(inspection)
+    if is_final(inspection):
+        return await _delete_if_over(inspection, ctx)
+    run: SparkRun | None = None
+    try:
+        async with launching:
+            run = await _run(inspection, ctx)
+        shown = await _mirror(inspection, run, ctx)
+        requeue = Requeue.BACKOFF if run.phase is not Phase.RUNNING else Requeue.ON_CHANGE
+    except NotFoundError:
+        return Requeue.ON_CHANGE  # the Inspection was deleted
+    except RedriveError as error:
+        policy = ctx.policies.get(policy_key_of(inspection))
+        error = error if policy is None else shown_to(policy, error)
+        shown, requeue = _explained(inspection, error, run), error.requeue
+    return requeue if await _publish(shown, ctx) else Requeue.BACKOFF
+
+
+async def _publish(shown: _Shown, ctx: Context) -> bool:
+    """Write the status; return False if the Inspection has changed meanwhile."""
+    inspection, conditions, fields = shown
+    if is_over := fields.get("phase") in FINAL:
+        conditions = ended(conditions)
+        fields = {**fields, "completionTime": written(ctx.clock())}
+    publisher = Publisher(ctx.kubernetes, resources.INSPECTIONS, ctx.inspections, ctx.clock)
+    version = inspection["metadata"]["resourceVersion"]
+    try:
+        await publisher.publish(inspection, conditions, fields, version)
+    except ConflictError:
+        return False
+    if is_over:
+        own = {"from": inspection["spec"].get("from", InspectedMessages.DEAD_LETTER.value)}
+        own["messages"] = InspectionStatus.of(inspection).run.messages
+        record = audit_record(inspection, "inspection", conditions[0].reason, own)
+        audit_log.info("Inspection ended: %s", record)
+    return not is_over  # the next reconcile begins to wait for the deletion
+
+
+async def _delete_if_over(inspection: Body, ctx: Context) -> Requeue:
+    """Delete an Inspection after its `ttlAfterFinished`; Kubernetes deletes its Job.
+
+    Raises:
+        KubernetesError: it could not be deleted.
+    """
+    try:
+        lifetime = parse_spec(InspectionSpec, inspection).ttl_after_finished
+    except RedriveError:
+        return Requeue.ON_CHANGE  # the next change may correct it
+    end = InspectionStatus.of(inspection).completion_time or ctx.clock()
+    if ctx.clock() - end < parse_duration(lifetime):
+        return Requeue.SLOW_BACKOFF
+    try:
+        await ctx.kubernetes.delete(resources.INSPECTIONS, inspection)
+    except NotFoundError:
+        return Requeue.ON_CHANGE
+    logger.info("Inspection %s: deleted, %s after its end", Key.of(inspection), lifetime)
+    return Requeue.ON_CHANGE
+
+
+async def _run(inspection: Body, ctx: Context) -> SparkRun:
+    """Return the state of the Job, which is created if it does not exist.
+
+    Raises:
+        RedriveError: the Inspection can't run, or not now.
+    """
+    if ctx.settings.replay_template is None:
+        raise Reason.REPLAYS_DISABLED.error(
+            "this operator runs no Inspections: it has no image for their jobs",
+            remedy="start it with --replay-template (replay.enabled in the Helm chart)",
+        )
+    jobs = ctx.applications[resources.JOBS]
+    job = jobs.get(_job_key(inspection))
+    if job is None:
+        job = await _launch(inspection, ctx.settings.replay_template, ctx)
+        jobs.put(job)
+    elif not is_owned_by(job, inspection):
+        raise Reason.APPLICATION_NOT_OURS.error(
+            "a Job that this Inspection does not own has the name that it needs",
+            got=job["metadata"]["name"],
+            remedy="delete that Job",
+        )
+    return JOB.run(job)
+
+
+def _job_key(inspection: Body) -> Key:
+    return Key(namespace_of(inspection), name_of(inspection, resources.INSPECTIONS))
+
+
+async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
+    key, spec = Key.of(inspection), parse_spec(InspectionSpec, inspection)
+    body = ready_policy(policy_key_of(inspection), ctx)
+    reference = spec_of(body, ctx.policies).connection_ref
+    connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
+    through = connections.key_of(reference, key.namespace)
+    identity = _identity(spec, through, connection)
+    _check_running(inspection, ctx)
+    engine = ReplayEngine.JOB
+    chosen = choose_template(None, connection.jobs, engine, key.namespace, ctx)
+    policy = policy_of(
+        body, ctx.policies, effective_spec(body, ctx.policies, connection.policy_defaults)
+    )
+    is_retry = spec.source is InspectedMessages.RETRY
+    if not is_retry and not policy.dead_letters:
+        raise Reason.DEAD_LETTERS_DISCARDED.error(
+            "the RetryPolicy discards its dead letters, so none can be inspected",
+            remedy="set its deadLetter.mode to Keep, or inspect messages from: Retry",
+        )
+    topic = policy.retry_topic if is_retry else policy.dead_letter_topic
+    await _check_granted(topic, identity.role, through, ctx)
+    seconds = int(parse_duration(spec.deadline).total_seconds())
+    argument = InspectionJob(
+        namespace=key.namespace,
+        name=key.name,
+        uid=inspection["metadata"]["uid"],
+        topic=str(topic),
+        subscription=policy.subscription if is_retry else policy.dead_letter_subscription,
+        service_url=connection.pulsar.service_url,
+        admin_url=connection.pulsar.admin_url,
+        seconds=seconds,
+    ).encode()
+    account = ctx.settings.inspection_service_account
+    wanted = job_application(
+        inspection,
+        resources.INSPECTIONS,
+        JobProgram("redrive.inspection", argument, account, seconds),
+        pod_access(identity, connection.pulsar.redirect_hosts),
+        chosen.template,
+        image=await read_image(template, ctx),
+    )
+    await check_prerequisites(wanted, through, lent_objects(identity), None, ctx)
+    # A failed reading is not repeated: its error is in the status.
+    return await ctx.kubernetes.create(JOB.resource, JOB.manifest(replace(wanted, retries=0)))
+
+
+def _identity(
+    spec: InspectionSpec, through: Key, connection: BrokerConnectionSpec
+) -> InspectionIdentity:
+    """Return the role of the job.
+
+    Raises:
+        RedriveError: the connection has none, or permits no such Inspection.
+    """
+    identity = connection.inspection
+    if identity is None:
+        raise Reason.INSPECTION_IDENTITY_MISSING.error(
+            f"the BrokerConnection {through} names no role for Inspections",
+            remedy="give it spec.inspection, with a role and where its credentials lie",
+        )
+    if connection.pulsar.tls is not None and identity.tls is None:
+        raise Reason.TRUST_NOT_SUPPORTED.error(
+            f"the BrokerConnection {through} has certificate authorities of its own, and names "
+            "none for Inspections",
+            got="spec.pulsar.tls without spec.inspection.tls",
+            remedy="store them in the namespaces of Inspections, and name them in "
+            "spec.inspection.tls",
+        )
+    is_allowed = identity.retry_topics is InspectedRetries.ALLOWED
+    if spec.source is InspectedMessages.RETRY and not is_allowed:
+        raise Reason.RETRIES_NOT_INSPECTED.error(
+            f"the BrokerConnection {through} does not permit to inspect waiting retries",
+            remedy="set its inspection.retryTopics to Allowed",
+        )
+    return identity
+
+
+async def _check_granted(topic: TopicName, role: str, through: Key, ctx: Context) -> None:
+    """Check that the policy has granted the role its right, which follows a change of the spec.
+
+    Raises:
+        InspectionRoleNotGranted: it has not.
+        RedriveError: the broker does not answer.
+    """
+    connection = await ctx.brokers.open(through)
+    namespace = await connection.admin.namespace(topic.namespace_name)
+    if "consume" not in namespace.permissions.get(str(topic), {}).get(role, frozenset()):
+        raise Reason.INSPECTION_ROLE_NOT_GRANTED.error(
+            f"the policy has not granted consume on {topic} to the inspection role yet",
+            got=role,
+            remedy="No action needed: this Inspection starts automatically then",
+        )
+
+
+def _check_running(inspection: Body, ctx: Context) -> None:
+    """Check that fewer than `MOST_RUNNING` Inspections of the namespace run.
+
+    Raises:
+        TooManyRuns: as many run.
+    """
+    others = ctx.inspections.index(namespace_of).get(namespace_of(inspection))
+    jobs = ctx.applications[resources.JOBS]
+    running = sum(not is_final(other) and jobs.get(_job_key(other)) is not None for other in others)
+    if running >= MOST_RUNNING:
+        raise Reason.TOO_MANY_RUNS.error(
+            "as many Inspections of the namespace run at the same time as may",
+            got=running,
+            remedy="wait for one of them to end; this one starts automatically then",
+        )
+
+
+async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:
+    """Return the status that follows from the state of the Job and the report of its pod.
+
+    Raises:
+        InspectionFailed: the Job has ended without a summary.
+        RedriveError: the pod does not start.
+    """
+    fields: dict[str, Any] = {"phase": run.phase.value, "job": run.key.name}
+    if run.phase not in FINAL:
+        check_started(run, ctx.clock())
+        await check_pods(run, ReplayStatus(), ctx.clock(), ctx)
+        state = progressing(f"the {run.kind} {run.key.name} is {run.state or 'NEW'}")
+        return _Shown(inspection, state, fields)
+    # The watch may show the end of the Job before the last report of its pod.
+    inspection = await ctx.kubernetes.get(resources.INSPECTIONS, Key.of(inspection))
+    reported = InspectionStatus.of(inspection).run
+    if run.phase is Phase.COMPLETED and reported.finished:
+        counts = f"{reported.messages} messages were read, {reported.matched} are selected"
+        return _Shown(inspection, ready(Reason.COMPLETED, counts), fields)
+    failure = reported.failure
+    error = Reason.INSPECTION_FAILED.error(
+        f"the {run.kind} {run.key.name} has ended without a summary",
+        got=f"{failure.reason}: {failure.message}" if failure else run.error,
+        remedy="fix the cause and create another Inspection",
+    )
+    return _explained(inspection, error, run)
+
+
+def _explained(inspection: Body, error: RedriveError, run: SparkRun | None) -> _Shown:
+    """Return the status of an Inspection that *error* stops: failed, stalled or waiting."""
+    is_over = error.reason in _FINAL_REASONS
+    phase = Phase.FAILED if is_over else Phase.PENDING if run is None else run.phase
+    fields = {"phase": phase.value, **({} if run is None else {"job": run.key.name})}
+    return _Shown(inspection, failed(error), fields)

@@ -1,0 +1,135 @@
+"""Inspections: operator, Job, one pod, and the summary in the status. They consume nothing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+import pytest
+
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_MESSAGE, CAUSE_TYPE, REPLAYS
+from redrive.policy.naming import TopicName
+from sandbox import installation
+from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
+from tests.support.subscriptions import tell
+
+__all__ = ["shop"]
+FINGERPRINT = "9f31c2aa00112233"
+
+
+class Planted:
+    """Personal data in the messages of a topic, which no log and no object may contain."""
+
+    def __init__(self) -> None:
+        self.data: list[str] = []
+
+    def text(self, kind: str) -> str:
+        self.data.append(f"{kind}-{secrets.token_hex(6)}")
+        return self.data[-1]
+
+    def bury(self, shop: Shop, topic: TopicName, count: int, cause: str, **more: str) -> None:
+        client = shop.client()
+        producer = client.create_producer(str(topic))
+        for _ in range(count):
+            properties = {
+                CAUSE_TYPE: cause,
+                CAUSE_MESSAGE: f"no stock for {self.text('mail')}",
+                "customer": self.text("customer"),
+                **more,
+            }
+            producer.send(self.text("payload").encode(), properties, partition_key=self.text("key"))
+        client.close()
+
+    def leaks(self, shop: Shop) -> list[str]:
+        """Return the texts with planted data, of all logs of the run and all of its objects."""
+        logs = (shop.sandbox.state / "spark" / shop.name).glob("*.log")
+        texts = [(path.name, path.read_text()) for path in logs]
+        texts.append(("operator", operator_log(shop)))
+        kinds = "insp,job,rpol,bconn,event,cm"
+        texts.append((kinds, shop.kubectl("get", kinds, "-o", "yaml", "--show-managed-fields")))
+        assert len(texts) >= 3
+        return [name for name, text in texts if any(part in text for part in self.data)]
+
+
+def operator_log(shop: Shop) -> str:
+    return shop.sandbox.processes.log(installation.OPERATOR).read_text()
+
+
+def audit_records(shop: Shop, name: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, operator_log(shop).splitlines())
+    texts = (line["message"] for line in lines if line["logger"] == "redrive.audit")
+    records = (json.loads(text.partition(": ")[2]) for text in texts)
+    return [record for record in records if record.get("inspection") == f"{shop.name}/{name}"]
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_inspection_counts_causes_and_consumes_nothing(shop: Shop) -> None:
+    planted = Planted()
+    shop.declare_inspection()
+    topic = shop.policy.dead_letter_topic
+    planted.bury(shop, topic, 5, "WarehouseDown", **{CAUSE_FINGERPRINT: FINGERPRINT, REPLAYS: "1"})
+    planted.bury(shop, topic, 3, "JSONDecodeError")
+
+    shop.inspect("morning", reason="the alert", ticket="OPS-1")
+    status = shop.inspection("morning")
+    shop.inspect("narrow", select={"causes": ["JSONDecodeError"]}, newest=2)
+    narrow = shop.inspection("narrow")
+
+    assert (status["phase"], status["Complete"]["reason"]) == ("Completed", "Completed")
+    run = status["run"]
+    assert [run[n] for n in ("totalEntries", "messages", "matched", "distinctKeys")] == [8, 8, 8, 8]
+    assert [(c["cause"], c["messages"], c["replayed"]) for c in run["causes"]] == [
+        ("WarehouseDown", 5, 5),
+        ("JSONDecodeError", 3, 0),
+    ]
+    assert run["causes"][0]["fingerprint"] == FINGERPRINT
+    assert (narrow["run"]["plannedEntries"], narrow["run"]["truncated"]) == (2, True)
+    jobs = {job["metadata"]["name"]: job for job in shop.applications("jobs")}
+    pod = jobs[status["job"]]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "redrive-inspection"
+    assert "pulsar-replayer" not in str(jobs)
+    subscriptions = tell(shop.sandbox.pulsar, topic, "stats")["subscriptions"]
+    assert {name: s["msgBacklog"] for name, s in subscriptions.items()} == {"redrive": 8}
+    (record,) = audit_records(shop, "morning")
+    assert (record["reason"], record["ticket"], record["result"]) == (
+        "the alert",
+        "OPS-1",
+        "Completed",
+    )
+    assert (record["policy"], record["messages"]) == ("orders", 8)
+    check_no_token_leaked(shop)
+    assert planted.leaks(shop) == []
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_waiting_retries_need_permission_of_connection(shop: Shop) -> None:
+    planted = Planted()
+    shop.declare_inspection()
+    planted.bury(shop, shop.policy.retry_topic, 2, "Throttled")
+    shop.inspect("waiting", **{"from": "Retry"})
+    refused = shop.inspection("waiting", "RetriesNotInspected")
+    shop.declare_inspection(retryTopics="Allowed")
+
+    status = shop.inspection("waiting")
+
+    assert refused["phase"] == "Pending"
+    assert [(c["cause"], c["messages"]) for c in status["run"]["causes"]] == [("Throttled", 2)]
+    assert planted.leaks(shop) == []
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_failed_inspection_shows_error_of_its_job(shop: Shop) -> None:
+    shop.declare_inspection()
+    token = shop.sandbox.pulsar.token("stranger")
+    shop.lend("Secret", "pulsar-inspector", stringData={"token": token})
+    shop.inspect("refused", ttlAfterFinished="1s")
+
+    status = shop.inspection("refused")
+
+    assert status["Failed"]["reason"] == "InspectionFailed"
+    assert "TopicUnreadable" in status["Failed"]["message"]
+    assert status["run"]["failure"]["reason"] == "TopicUnreadable"
+    assert not status["run"].get("causes")
+    shop.kubectl("wait", "--for=delete", "inspection/refused", f"--timeout={SECONDS}s")
+    shop.kubectl("wait", "--for=delete", f"job/{status['job']}", f"--timeout={SECONDS}s")
