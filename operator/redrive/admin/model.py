@@ -25,6 +25,8 @@ MOST_PARTITIONS = 10_000
 """Maximum partitions of a topic in an answer: each costs memory and calls."""
 MOST_ENTRIES = 10**10
 """Maximum entries of a topic or a partition in an answer: a run divides them into ranges."""
+LONGEST_TEXT = 16 * 2**10
+"""Maximum characters of a text in the metadata of a producer."""
 HIGHEST_NUMBER = 2**48
 """Maximum of any other number: the sums of all partitions have 64 bits, as in a status."""
 
@@ -429,11 +431,14 @@ def read_stats(answer: Mapping[str, Any]) -> TopicStats:
 def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
     """Parse the metadata of the producers in statistics as for `read_stats`.
 
+    Any client of the topic can write it, up to mebibytes: longer texts are left out.
+
     Raises:
         AttributeError, KeyError, TypeError: it is not an answer of a broker.
     """
     parts = (answer.get("partitions") or {"": answer}).values()
-    return [_text_map(p.get("metadata")) for part in parts for p in part["publishers"]]
+    producers = (_text_map(p.get("metadata")) for part in parts for p in part["publishers"])
+    return [{n: t for n, t in texts.items() if len(t) <= LONGEST_TEXT} for texts in producers]
 
 
 def read_names(part: Mapping[str, Any]) -> frozenset[str]:

@@ -314,19 +314,26 @@ class Health:
 
 
 _BLOCKED_KEYS = TypeAdapter(tuple[OnErrorOmit[BlockedKey], ...])
+_KEYS_LENGTH = 256 * 2**10
+"""Maximum characters of one policy, about a thousand keys: more would delay the event loop."""
 
 
 def blocked_keys_of(producers: Iterable[Mapping[str, str]]) -> tuple[BlockedKey, ...]:
     """Return the blocked keys in the metadata of producers, the longest blocked first.
 
-    Any client that may produce to the retry topic can write them, so invalid ones are left out. A
-    consumer has two producers for a moment while it publishes a change: the key with more failures
-    counts.
+    Any client that may produce to the retry topic can write them, so invalid ones are left out, and
+    `_KEYS_LENGTH` of all is read. A consumer has two producers for a moment while it publishes a
+    change: the key with more failures counts.
     """
     keys: list[BlockedKey] = []
+    unread = _KEYS_LENGTH
     for producer in producers:
+        text = producer.get(BLOCKED_KEYS, "[]")
+        if len(text) > unread:
+            continue
+        unread -= len(text)
         with suppress(ValidationError):
-            keys += _BLOCKED_KEYS.validate_json(producer.get(BLOCKED_KEYS, "[]"))
+            keys += _BLOCKED_KEYS.validate_json(text)
     latest = {
         key.key_hash: key
         for key in sorted(keys, key=lambda key: (key.since_time, key.failures))

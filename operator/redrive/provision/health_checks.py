@@ -286,7 +286,7 @@ def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
     if not facts.outages:
         return None
     # Any client that may produce to the retry topic can write them.
-    causes = sorted({ascii(cause)[1:-1][:_CAUSE] for cause in facts.outages})
+    causes = sorted({ascii(cause[:_CAUSE])[1:-1][:_CAUSE] for cause in facts.outages})
     more = [f"{len(causes) - _SHOWN} more"] if len(causes) > _SHOWN else []
     return StatusWarning(
         Reason.OUTAGE_SUSPECTED,

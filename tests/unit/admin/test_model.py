@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.model import (
+    LONGEST_TEXT,
     AckPersistence,
     SubscriptionStats,
     acknowledged_behind,
@@ -67,6 +68,8 @@ def test_producer_metadata_is_read_per_partition() -> None:
     assert read_producers({"publishers": producers}) == [{"a": "1"}, {}, {}]
     parts = {"p-0": {"publishers": producers[:1]}, "p-1": {"publishers": []}}
     assert read_producers({"publishers": producers, "partitions": parts}) == [{"a": "1"}]
+    long = {"a": "x" * (LONGEST_TEXT + 1), "b": "x" * LONGEST_TEXT}
+    assert [*read_producers({"publishers": [{"metadata": long}]})[0]] == ["b"]
 
 
 def test_stats_of_partitions_are_combined() -> None:

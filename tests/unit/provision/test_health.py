@@ -241,6 +241,20 @@ def test_invalid_blocked_keys_are_left_out() -> None:
     assert len(blocked_keys_of([{BLOCKED_KEYS: json.dumps(many)}])) == 20
 
 
+def test_blocked_keys_are_read_up_to_a_length() -> None:
+    """Megabytes of them, which any role with `produce` can write, would block the operator."""
+    older = [BLOCKED | {"keyHash": "11" * 6, "sinceTime": "2026-11-21T08:00:00+00:00"}]
+    one, many = json.dumps([BLOCKED]), json.dumps(older * 1_100)
+    assert 256 * 1_024 / 2 < len(many) < 256 * 1_024
+
+    def hashes(*texts: str) -> list[str]:
+        return [key.key_hash for key in blocked_keys_of([{BLOCKED_KEYS: text} for text in texts])]
+
+    assert hashes(one, many) == ["11" * 6, "00" * 6]
+    assert hashes(one * 2_000, one) == ["00" * 6]
+    assert hashes(json.dumps([BLOCKED] * 1_100), many, one) == ["00" * 6]
+
+
 def test_blocked_key_of_two_producers_is_shown_once() -> None:
     producers = [{BLOCKED_KEYS: json.dumps([BLOCKED | {"failures": n}])} for n in (2, 4, 3)]
     assert [key.failures for key in blocked_keys_of(producers)] == [4]
