@@ -26,6 +26,12 @@ _BLOCK = 1_024
 LARGEST_BATCH = 1_000
 """So many messages an entry has by default. It is delivered whole, however few may wait."""
 
+REMEMBERED_SECONDS = 10.0
+"""Time for which the broker may lack an acknowledgement: the client keeps it for up to 0.1 s, and
+a broker that is killed forgets the last second. No longer, for an admin may have moved the
+subscription back, and wants these messages once more. Time without a connection does not count:
+the client drops acknowledgements then."""
+
 _MARKS_A_QUEUE = 8
 _MAX_LEDGERS = 1_000
 
@@ -45,7 +51,8 @@ class Burst:
             are above all before: none of them is a copy.
         runs: the ids of all messages; None where one may be a copy, or once the burst is closed.
         delivered_after: the connection that delivered possible copies is not older than this
-            moment; None without partitions, whose messages wait for no longer than a connection.
+            moment, at which the one before was connected; None for a connection of now. Without
+            partitions no message waits for longer than its connection.
         open: True while the ids of its in-flight messages are not read one by one.
         settled: when each settled message was settled, while the burst is open.
         since: when it was opened.
@@ -105,6 +112,35 @@ class Arrivals:
         self._partitions: dict[int, _Partition] = {}
         self._by_ledger: dict[int, _Partition] = {}
         self._empty_at = monotonic()
+        self._is_lost = False
+        self._lost_since = self._lost_until = float("-inf")
+
+    @property
+    def disconnected_since(self) -> float:
+        """Return the moment at which the topic lost its connection; now if it has one.
+
+        For some seconds after that it is the same moment: what is delivered then may be a copy.
+        """
+        return self._connected_before(self._monotonic())
+
+    def note_connection(self, *, connected: bool) -> None:
+        """Note whether the topic has a connection; called about each second."""
+        if connected != self._is_lost:
+            return
+        if self._is_lost:
+            self._lost_until = self._monotonic()
+        else:
+            self._lost_since = self._connected_before(self._monotonic())
+        self._is_lost = not connected
+
+    def _connected_before(self, moment: float) -> float:
+        is_recent = self._is_lost or moment <= self._lost_until + REMEMBERED_SECONDS
+        return min(moment, self._lost_since) if is_recent else moment
+
+    def _delivered_after(self, moment: float) -> float | None:
+        """Return the value for a `Burst` of a connection that is not older than *moment*."""
+        connected = self._connected_before(moment)
+        return connected if self.queue or connected < moment else None
 
     def one(self, message: pulsar.Message) -> None:
         """Note a message that was received alone."""
@@ -113,8 +149,11 @@ class Arrivals:
         partition = self._by_ledger.get(place[0]) or self._partition(place[0], message_id)
         if self._is_new(partition, place, place, 1):
             message.redrive = self._alone
-        elif self.queue:
-            message.redrive = Burst(self._topic, 1, None, partition.delivered_after)
+            return
+        moment = partition.delivered_after if self.queue else self._monotonic()
+        delivered_after = self._delivered_after(moment)
+        if delivered_after is not None:
+            message.redrive = Burst(self._topic, 1, None, delivered_after)
 
     def burst(self, messages: Sequence[pulsar.Message]) -> None:
         """Join *messages*, which arrived together, to a burst: each gets it as `redrive`."""
@@ -128,10 +167,11 @@ class Arrivals:
                 runs[key] = runs.get(key, 0) | ((1 << count) - 1) << bit
             else:
                 are_new = False
-                delivered_after = min(delivered_after, partition.delivered_after)
+                if self.queue:
+                    delivered_after = min(delivered_after, partition.delivered_after)
         burst = Burst(
             self._topic, len(messages), list(runs.items()) if are_new else None,
-            delivered_after if self.queue else None,
+            self._delivered_after(delivered_after),
         )  # fmt: skip
         for message in messages:
             message.redrive = burst

@@ -133,6 +133,13 @@ class Fetcher:
         return sum(topic.arrivals.received for topic in self._topics if topic.arrivals is not None)
 
     @property
+    def disconnected_since(self) -> float:
+        """Return the moment at which the first topic lost its connection; see `Arrivals`."""
+        arrivals = (topic.arrivals for topic in self._topics)
+        moments = (one.disconnected_since for one in arrivals if one is not None)
+        return min(moments, default=time.monotonic())
+
+    @property
     def connected(self) -> bool:
         """Return True if the client has a connection for each topic; False once it is closed.
 
@@ -143,21 +150,12 @@ class Fetcher:
         return bool(self._topics) and all(topic.connected for topic in self._topics)
 
     def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
-        """Report each connection that is lost for so many *seconds*, and its return.
-
-        Args:
-            report: see `ConnectionWatch`; called by threads of this fetcher.
-        """
+        """Report each connection that is lost for so many *seconds*; see `ConnectionWatch`."""
         for topic in self._topics:
-            topic.watch = ConnectionWatch(topic.name, seconds, report)
+            topic.watches.append(ConnectionWatch(topic.name, seconds, report).check)
 
     def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
-        """Have messages that the client has dropped delivered again; see `TopicFetcher`.
-
-        Args:
-            may: see `TopicFetcher.may_recover`; called by threads of this fetcher.
-            recovered: likewise.
-        """
+        """Have messages that the client has dropped delivered again; see `TopicFetcher`."""
         for topic in self._topics:
             topic.may_recover, topic.recovered = may, recovered
 
@@ -388,7 +386,7 @@ class TopicFetcher:
         fetcher: the thread and takers report changes to it.
 
     Attributes:
-        watch: reports a lost connection, where one is to be reported.
+        watches: called about each second with the state of the connection.
         may_recover: returns True if nothing that the broker has delivered is unsettled, and nothing
             is handled twice if it is delivered again.
         recovered: called with the topic once a message has come that the client had dropped.
@@ -411,7 +409,7 @@ class TopicFetcher:
         self._alone, self._alone_since = 0, 0.0
         self._try_after = _TRY_AFTER
         self._received = 0
-        self.watch: ConnectionWatch | None = None
+        self.watches = [] if arrivals is None else [arrivals.note_connection]
         self.may_recover: Callable[[], bool] = lambda: False
         self.recovered: Callable[[str], None] = lambda _: None
         self.clock_ahead: Callable[[str, float], None] = lambda *_: None
@@ -589,8 +587,10 @@ class TopicFetcher:
             self.clock_ahead(self.name, ahead)
 
     def _check_connection(self) -> None:
-        if self.watch is not None and not self._closing:
-            self.watch.check(connected=self.connected)
+        if not self._closing:
+            connected = self.connected
+            for watch in self.watches:
+                watch(connected=connected)
 
 
 def _pauses() -> Iterator[float]:

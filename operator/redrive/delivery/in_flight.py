@@ -4,9 +4,10 @@ A broker that has lost a connection, or a topic that has moved to another, deliv
 is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: it
 shares the result of the message that is in-flight.
 
-A copy may come after its message was settled: within some seconds, or after it waited in the
-client. The queue of a topic with partitions outlives their connections, and adds redelivered
-messages behind those that it holds.
+A copy may come after its message was settled: within some seconds, after the next connection, or
+after it waited in the client. The client drops acknowledgements while it has no connection. The
+queue of a topic with partitions outlives their connections, and adds redelivered messages behind
+those that it holds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pulsar
 
 from redrive import messages
-from redrive.delivery.bursts import Burst, SettledRuns
+from redrive.delivery.bursts import REMEMBERED_SECONDS, Burst, SettledRuns
 from redrive.delivery.parts import Clock, Incoming, Subscription
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
@@ -250,11 +251,6 @@ def _id_of(message: pulsar.Message) -> bytes:
     return serialized
 
 
-REMEMBERED_SECONDS = 10.0
-"""Time for which the broker may lack an acknowledgement: the client keeps it for up to 0.1 s, and
-a broker that is killed forgets the last second. No longer, for an admin may have moved the
-subscription back, and wants these messages once more."""
-
 MAX_REMEMBERED = 50_000
 """Ids that were read one by one, of about 300 bytes each."""
 
@@ -302,9 +298,10 @@ class Settled(OrderedDict[bytes, _Moment]):
             self._runs.add(burst.runs, now, self._incoming.received if self._behind else 0)
             burst.settled.clear()
             self._expire()
+        since = self._incoming.disconnected_since - REMEMBERED_SECONDS
         while burst.settled:
             at, message = burst.settled.popleft()
-            if self._behind or now - at < REMEMBERED_SECONDS:
+            if self._behind or at > since:
                 self.add(_id_of(message), at)
 
     def take(self, key: bytes, message: pulsar.Message, delivered_after: float | None) -> bool:
@@ -327,7 +324,7 @@ class Settled(OrderedDict[bytes, _Moment]):
         return True
 
     def _expire(self) -> None:
-        since = self.clock.monotonic() - REMEMBERED_SECONDS
+        since = self._incoming.disconnected_since - REMEMBERED_SECONDS
         # Without messages that wait behind others, all count as received long ago.
         received = self._incoming.received - self._behind if self._behind else 1
         self._runs.forget(since, received)

@@ -74,6 +74,10 @@ class Incoming(Protocol):
     def connected(self) -> bool:
         """Return True if each topic has a connection to the broker."""
 
+    @property
+    def disconnected_since(self) -> float:
+        """Return the moment at which the first topic lost its connection; now if all have one."""
+
     def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
         """Report each connection that is lost for so many *seconds*, and its recovery."""
 

@@ -14,12 +14,12 @@ attempt:
 
 - The client tries to connect without limit. After `disconnect_timeout` the consumer reports the
   lost connection.
-- Messages that the client has prefetched are handled. Their acknowledgements are sent when the
-  client is connected again.
+- Messages that the client has prefetched are handled. The client drops their acknowledgements.
 - A failed message is kept by `UnsentMessages`, and sent on within a minute after the broker
   answers. With `MAX_UNSENT` of them the consumer takes nothing new.
-- Afterwards the broker delivers again all that is not acknowledged. A copy of an in-flight or
-  recently settled message is dropped, see `in_flight`. Another consumer may handle it again.
+- Afterwards the broker delivers again all that is not acknowledged. The consumer drops copies of
+  what is in flight or was settled meanwhile, and acknowledges them again, see `in_flight`. What the
+  broker delivers to another consumer is handled again.
 """
 
 from __future__ import annotations

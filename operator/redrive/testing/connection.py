@@ -297,6 +297,10 @@ class _Incoming:
     def connected(self) -> bool:
         return not self._stopped
 
+    @property
+    def disconnected_since(self) -> float:
+        return self._broker.clock.monotonic()  # no connection is ever lost
+
     def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
         """No connection is ever lost."""
 

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import jwt
@@ -16,6 +17,7 @@ import pytest
 
 import redrive
 from redrive import BroadcastConsumer, Event, RetryConsumer, SimpleConsumer
+from redrive.delivery import bursts, in_flight
 from redrive.delivery.reporting import Name
 from sandbox.process import free_port
 from sandbox.pulsar import Broker
@@ -25,6 +27,7 @@ from tests.support.waiting import wait_until
 from tests.support.withholding_proxy import WithholdingProxy, proxy_of
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
+SOON = timedelta(seconds=60)
 Consumer = RetryConsumer | SimpleConsumer | BroadcastConsumer
 
 
@@ -98,6 +101,51 @@ def test_lost_connection_shows_until_it_is_back(
 
     consumer.close()
     assert not consumer.connected
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_message_settled_without_connection_is_not_repeated(
+    provision_policy: ProvisionPolicy,
+    proxy: WithholdingProxy,
+    closing: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+) -> None:
+    for module in (bursts, in_flight):
+        monkeypatch.setattr(module, "REMEMBERED_SECONDS", 3.0)
+    provisioned = provision_policy(partitions=partitions)
+    client = connect(proxy, provisioned.broker.token(provisioned.role), closing)
+    events: list[Event] = []
+    consumer = RetryConsumer(client, provisioned.policy, on_event=events.append)
+    closing.callback(consumer.close)
+    incoming = consumer._processor.parts.incoming  # noqa: SLF001 - what it knows of the connection
+
+    def is_lost_for(seconds: float) -> bool:
+        return incoming.disconnected_since < time.monotonic() - seconds
+
+    provisioned.send(*(b"%d" % number for number in range(20)))
+    messages = [consumer.receive(SOON) for _ in range(20)]
+    proxy.refuses = True
+    proxy.cut()
+    wait_until(lambda: is_lost_for(0.5))
+    for message in messages:
+        consumer.acknowledge(message)
+    provisioned.send(b"next")
+    wait_until(lambda: is_lost_for(7))
+    received: list[bytes] = []
+
+    def have_all_come() -> bool:
+        message = consumer.receive(timedelta(seconds=1))
+        if message is not None:
+            received.append(message.data())
+            consumer.acknowledge(message)
+        return len(events) + len(received) == 21
+
+    proxy.refuses = False
+    wait_until(have_all_come)
+    assert received == [b"next"]
+    assert {event.event for event in events} == {Name.COPY_DROPPED}
+    wait_until(lambda: not provisioned.unsettled(partitions))
 
 
 def test_expired_token_is_reported_while_run_waits(

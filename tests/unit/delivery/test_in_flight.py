@@ -11,9 +11,9 @@ import pulsar
 import pytest
 
 from redrive import Policy
-from redrive.delivery.bursts import Arrivals
+from redrive.delivery.bursts import REMEMBERED_SECONDS, Arrivals
 from redrive.delivery.decisions import MAX_COUNTED, Attempts
-from redrive.delivery.in_flight import MAX_REMEMBERED, REMEMBERED_SECONDS, InFlightMessages, Settled
+from redrive.delivery.in_flight import MAX_REMEMBERED, InFlightMessages, Settled
 from redrive.delivery.middleware.chain import Failure
 from redrive.delivery.parts import MAX_IN_FLIGHT_BYTES, SystemClock
 from redrive.policy.model import SubscriptionType
@@ -24,20 +24,31 @@ from tests.support.fake_client import BurstMessage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BEHIND = 100
+SECOND = timedelta(seconds=1)
 LATER = timedelta(seconds=REMEMBERED_SECONDS + 1)
 
 
 class Incoming:
-    """A count of received messages."""
+    """A count of received messages, and the connection of their topic."""
 
-    received = 0
+    def __init__(self, clock: VirtualClock) -> None:
+        self.received = 0
+        self.arrivals: Arrivals | None = None
+        self._clock = clock
+
+    @property
+    def disconnected_since(self) -> float:
+        if self.arrivals is None:
+            return self._clock.monotonic()
+        return self.arrivals.disconnected_since
 
 
 class World:
     """The in-flight messages of a consumer, on a topic with partitions unless *behind* is 0."""
 
     def __init__(self, behind: int = BEHIND, max_bytes: int = 1_000) -> None:
-        self.clock, self.incoming = VirtualClock(START), Incoming()
+        self.clock = VirtualClock(START)
+        self.incoming = Incoming(self.clock)
         self.arrivals = (
             Arrivals("orders", behind, monotonic=self.clock.monotonic) if behind else None
         )
@@ -96,6 +107,26 @@ def test_subscription_moved_back_delivers_again(evidence: str) -> None:
         assert not world.handle(2 * BEHIND)
     assert all(world.handle(number) for number in range(BEHIND))
     assert not any(world.handle(number) for number in range(BEHIND))
+
+
+@pytest.mark.parametrize("behind", [0, BEHIND])
+def test_message_settled_without_connection_is_handed_out_once(behind: int) -> None:
+    world = World(behind)
+    arrivals = Arrivals("orders", behind, monotonic=world.clock.monotonic)
+    world.arrivals = world.incoming.arrivals = arrivals
+    assert all(world.handle(number) for number in range(10))
+    for number in range(10, 200):
+        world.clock.advance(SECOND)
+        arrivals.note_connection(connected=False)
+        assert world.handle(number)
+    arrivals.note_connection(connected=True)
+    arrivals.was_empty(world.clock.monotonic())
+    world.clock.advance(SECOND)
+    assert not any(world.handle(number) for number in range(200))
+    assert len(world.acknowledged) == 200
+    world.clock.advance(LATER)
+    arrivals.was_empty(world.clock.monotonic())
+    assert all(world.handle(number) for number in range(200))  # the subscription was moved back
 
 
 def test_moved_message_is_remembered_for_ten_seconds() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy, PolicyFile
+from redrive.delivery.bursts import REMEMBERED_SECONDS
 from redrive.delivery.consumers.simple import NotInFlightError
-from redrive.delivery.in_flight import REMEMBERED_SECONDS
 from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.envelope import for_replay
