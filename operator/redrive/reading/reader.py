@@ -244,12 +244,30 @@ def read_entries(
         after: entry after which to begin, see `first_entry`.
         ahead: see `prefetch`.
     """
-    offsets = list(bitmap.members(entries))
-    spans = spans_of_entries(piece.ledger, (piece.first + offset for offset in offsets))
-    wanted = frozenset(offsets)
-    for (ledger, entry), message in _received(topic, piece.partition, after, spans, ahead):
-        if ledger == piece.ledger and entry - piece.first in wanted:
-            yield DeadLetterRow.of(message, piece.partition)
+    return read_ranges(topic, {piece: entries}, after, ahead)
+
+
+def read_ranges(
+    topic: ReadableTopic, pieces: Mapping[Range, int], after: EntryId, ahead: int
+) -> Iterator[DeadLetterRow]:
+    """Read all messages of some entries of ranges of one partition; see `read_entries`.
+
+    Args:
+        topic: topic of the ranges.
+        pieces: bitmap of entries for each range, in order.
+        after: entry after which to begin.
+        ahead: see `prefetch`.
+    """
+    spans: list[Span] = []
+    wanted: dict[int, set[int]] = {}
+    for piece, entries in pieces.items():
+        numbers = [piece.first + offset for offset in bitmap.members(entries)]
+        spans += spans_of_entries(piece.ledger, numbers)
+        wanted.setdefault(piece.ledger, set()).update(numbers)
+    index = next(iter(pieces)).partition
+    for (ledger, entry), message in _received(topic, index, after, spans, ahead):
+        if entry in wanted.get(ledger, ()):
+            yield DeadLetterRow.of(message, index)
         del message  # before the next one is decompressed
 
 

@@ -231,6 +231,11 @@ class Session(Generic[T]):
                 frames.SUCCESS,
             )
 
+    @property
+    def is_idle(self) -> bool:
+        """Return True if the session has no producers, and no error."""
+        return self._trouble is None and not self._producers
+
     def close(self) -> None:
         """Close all connections without sending buffered messages."""
         self._selector.close()

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Self
 
@@ -169,18 +169,18 @@ class Ledger:
 
 
 class Lease:
-    """Lease of one task for its range.
+    """Lease of one task for its ranges.
 
-    It ends when another run takes the ledger over, or when the range is leased again because the
-    task is considered lost.
+    It ends when another run takes the ledger over, or when one of the ranges is leased again
+    because the task is considered lost.
 
     Args:
         client: client that stays open as long as the lease is held.
         topic: topic of the ledger.
         owner: run that gave the lease.
         key: key of the ledger.
-        source_range: the range.
-        since: entry of the record of the lease.
+        source_ranges: the ranges.
+        since: entry of the last record of the lease.
         number: number of that record, see `SignedRecord`.
         permit: initial permit.
 
@@ -194,14 +194,14 @@ class Lease:
         topic: TopicName,
         owner: str,
         key: LedgerKey,
-        source_range: Range,
+        source_ranges: Iterable[Range],
         since: EntryId,
         number: int,
         permit: Permit,
     ) -> None:
         self.permit = permit
         self._client, self._topic, self._owner, self._key = client, topic, owner, key
-        self._range_key, self._number = range_key(source_range), number
+        self._keys, self._number = frozenset(map(range_key, source_ranges)), number
         self._position = since
         self._reader: EntryReader | None = None
 
@@ -235,7 +235,7 @@ class Lease:
             if record is None or record.number <= self._number:
                 continue  # message of another writer, or a copy
             self._number = record.number
-            if record.owner != self._owner or record.key == self._range_key:
+            if record.owner != self._owner or record.key in self._keys:
                 raise _fenced()
             if record.key == PERMIT:
                 with suppress(ValueError):  # shape of another version

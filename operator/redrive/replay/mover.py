@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -18,19 +19,11 @@ from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader, rows
-from redrive.reading.positions import (
-    EntryId,
-    Position,
-    Source,
-    Tail,
-    TargetPartition,
-    Try,
-)
+from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition, Try
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup
-from redrive.replay.ledger import Lease, mounted_key
 from redrive.replay.lookup import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.outcome import RangeOutcome, RangeResult, StoredMessages
 from redrive.replay.records import Permit, SentTo
@@ -44,15 +37,16 @@ from redrive.replay.sending import (
     UnsubscribedError,
     Window,
 )
-from redrive.replay.task import RangeTask
+from redrive.replay.task import RangeTask, TaskConnections
 from redrive.replay.transport import (
     SEND_SECONDS,
     ClientTransport,
     NameTakenError,
-    ProtocolTransport,
     StalledError,
     Transport,
 )
+
+logger = logging.getLogger(__name__)
 
 MAX_SENT_BEFORE = 3
 """Number of attempts by other processes in one lease, after which another client is assumed."""
@@ -63,10 +57,6 @@ RELOAD_SECONDS = 0.5
 """Time for a broker to load a topic again before the next attempt."""
 GRACE_SECONDS = 1.0
 """Time for a broker to begin to write messages that it received from a closed producer."""
-POLL_SECONDS = 1.0
-"""Interval of polls of acknowledgements of others, while a range is sent."""
-POLL_SHARE = 20
-"""Minimum interval of polls, as a multiple of the duration of the last one."""
 QUIET_SECONDS = SEND_SECONDS + GRACE_SECONDS
 """Time after the end of its lease in which a disconnected or stopped process may store in-flight
 messages."""
@@ -75,8 +65,7 @@ messages."""
 def move(task: RangeTask, *, again: bool = False) -> RangeResult:
     """Move a range, and return the result.
 
-    At most `sending.MESSAGES` and `sending.BYTES` are in-flight. It waits for a broker that
-    restarts.
+    At most `sending.MESSAGES` and `sending.BYTES` are in-flight. It waits for a restarting broker.
 
     Args:
         task: the task.
@@ -86,8 +75,35 @@ def move(task: RangeTask, *, again: bool = False) -> RangeResult:
         FencedError: another run has taken over. It finds the messages that were sent.
         RedriveError: the broker refuses, or does not answer for minutes.
     """
-    with broker.connect(task.route.service_url) as client:
-        return RangeMover(task, client, again=again).run()
+    return move_all([task], again=again)[0]
+
+
+def move_all(tasks: Sequence[RangeTask], *, again: bool = False) -> list[RangeResult]:
+    """Move ranges one after the other, and return their results; see `move`.
+
+    If one of them ends early, or fails after others, the next ranges are not begun.
+
+    Args:
+        tasks: ranges of one partition, in order, under one lease of the same run.
+        again: see `move`.
+    """
+    results: list[RangeResult] = []
+    with (
+        broker.connect(tasks[0].route.service_url) as client,
+        closing(TaskConnections(tasks, client)) as connections,
+    ):
+        for task in tasks:
+            mover = RangeMover(task, connections, again=again)
+            try:
+                is_begun = not (results and results[-1].drained)
+                results.append(mover.run() if is_begun else mover.give_back())
+            except RedriveError as error:
+                if not results:
+                    raise
+                # The error is raised if it occurs again, when this range is leased alone.
+                logger.warning("range %s of several failed: %s", task.range, error)
+                results.append(mover.give_back())
+    return results
 
 
 class RangeMover:
@@ -95,36 +111,26 @@ class RangeMover:
 
     Args:
         task: the task.
-        client: client for everything but sending.
+        connections: connections of the task.
         again: see `move`.
     """
 
-    def __init__(self, task: RangeTask, client: broker.ReadingClient, *, again: bool) -> None:
+    def __init__(self, task: RangeTask, connections: TaskConnections, *, again: bool) -> None:
         route = task.route
-        self._task, self._route, self._client = task, route, client
+        self._task, self._route, self._connections = task, route, connections
+        self._client, self._key = connections.client, connections.key
         self._begun = time.monotonic()
-        self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
-        self._key = mounted_key()
-        self._lease = Lease(
-            client,
-            route.ledger,
-            route.owner,
-            self._key,
-            task.range,
-            task.lease,
-            task.number,
-            task.permit,
-        )
+        self._outcome = RangeOutcome(task.partly, route.uid, proven=connections.proven)
         self._drained = False
         self._unloads = 0
         # In this lease: True if another process may have sent messages, and where this one has.
         self._again = again
         self._sent_to: set[TargetPartition] = set()
-        topic = broker.partition_of(route.source, task.range.partition)
-        self._consumer = broker.acknowledger(client, topic, route.subscription)
-        self._schema_refusal = schema_refusals(client, route.source)
-        # Acknowledged entries at the last poll of the source, and the time of the next one.
-        self._acknowledged, self._poll_due = task.acknowledged, self._begun + POLL_SECONDS
+        self._consumer = connections.consumer
+        self._schema_refusal = schema_refusals(self._client, route.source)
+        # Acknowledged entries in the last known state of the source.
+        self._source: Partition | None = None
+        self._acknowledged, self._is_first_reading = task.acknowledged, True
         # Places where earlier attempts may have stored messages, and the ends of searches there.
         self._tails = task.tails
         self._read: dict[TargetPartition, EntryId] = {}
@@ -136,10 +142,6 @@ class RangeMover:
 
     def run(self) -> RangeResult:
         """Repeat attempts until each entry is moved, refused or acknowledged, or the task ends."""
-        with closing(self._lease):
-            return self._run()
-
-    def _run(self) -> RangeResult:
         sent_in = Try(self._task.generation, 0)
         before = Try(self._task.generation - 1, 0)
         sent_before = 0
@@ -149,11 +151,12 @@ class RangeMover:
                     # Another process of this lease may have stored messages that a drained task
                     # did not search for, or send them later.
                     is_known = not (self._drained and self._again)
-                    return self._result() if is_known else self._given_back()
+                    self._connections.proven |= self._outcome.proven
+                    return self._result() if is_known else self.give_back()
             except UnsubscribedError:
                 return self._cut_off()
             except TopicFullError as error:
-                return replace(self._given_back(), full=error.topic)
+                return replace(self.give_back(), full=error.topic)
             except SentBeforeError as error:
                 self._again, sent_in = True, error.sent_in
                 sent_before += 1
@@ -165,7 +168,7 @@ class RangeMover:
             if self._has_sent or self._outcome.doubts:
                 self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # record refused messages for the next task
-            return self._given_back()
+            return self.give_back()
         raise RedriveError(
             "the broker neither stores dead letters nor refuses them",
             got=f"{self._task.range} after {MAX_TRIES} attempts",
@@ -200,6 +203,7 @@ class RangeMover:
                 self._task.range.first,
                 self._is_subscribed,
                 self._is_acknowledged,
+                self._connections.pace,
             )
             try:
                 unfinished = self._send_within(window, senders, before, first, entries)
@@ -250,7 +254,7 @@ class RangeMover:
         """Return the factory of transports for one attempt; see the module `transport`."""
         url = self._route.service_url
         if not self._task.tails and sent_in.attempt == self._unloads <= MAX_UNLOADS:
-            return functools.partial(ProtocolTransport, url, batches=self._route.batch)
+            return self._connections.transport
         # A separate client, because the broker closes the connection when it refuses a message.
         return functools.partial(ClientTransport, stack.enter_context(broker.connect(url)))
 
@@ -415,21 +419,29 @@ class RangeMover:
 
         Acknowledged unread entries are included, to count their messages.
         """
-        task = self._task
-        return task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
+        return self._task.to_read & ~self._outcome.settled
 
     def _dead_letters(self, entries: int) -> Generator[DeadLetterRow]:
         """Yield all messages of *entries*, a bitmap."""
         if not entries:
             return
         task, route = self._task, self._route
+        if self._is_first_reading:
+            self._is_first_reading = False
+            for row in self._connections.rows(task.range):
+                for entry in row.chunks or (row.position.entry_id,):
+                    if task.range.holds(Position(*entry, 0)):
+                        entries &= ~(1 << entry.entry - task.range.first)
+                yield row
+                del row  # before the next one is decompressed
+            if not entries:
+                return
         topic = ReadableTopic(
             self._client, route.admin_url, route.source, max_content=lookup.MAX_CONTENT
         )
-        after = reader.first_entry(task.range, entries, task.chunks)
-        if task.unread:
-            after = min(after, task.after)
-        yield from reader.read_entries(topic, task.range, entries, after, task.ahead)
+        yield from reader.read_entries(
+            topic, task.range, entries, task.first_of(entries), task.ahead
+        )
 
     def _properties(self, row: DeadLetterRow) -> dict[str, str]:
         route = self._route
@@ -444,15 +456,10 @@ class RangeMover:
         return [*self._unproven.items(), *self._unseen.items()]
 
     def _is_acknowledged(self, offset: int) -> bool:
-        """Return True if an entry was acknowledged at the last poll of the source.
-
-        The interval of polls is `POLL_SECONDS`, or `POLL_SHARE` times the duration of the last.
-        """
-        begun = time.monotonic()
-        if begun >= self._poll_due:
-            self._acknowledged = ranges.settled(self._task.range, self._read_source())
-            now = time.monotonic()
-            self._poll_due = now + max(POLL_SECONDS, POLL_SHARE * (now - begun))
+        """Return True if an entry was acknowledged at the last poll of the source."""
+        self._connections.poll()
+        if (source := self._connections.source) is not None and source is not self._source:
+            self._source, self._acknowledged = source, ranges.settled(self._task.range, source)
         return bitmap.contains(self._acknowledged, offset)
 
     def _is_subscribed(self) -> bool:
@@ -463,8 +470,9 @@ class RangeMover:
             self._consumer.acknowledge(message_id)
 
     def _check_lease(self) -> Permit:
-        broker.waited(self._lease.check)
-        return self._lease.permit
+        lease = self._connections.lease
+        broker.waited(lease.check)
+        return lease.permit
 
     def _cut_off(self) -> RangeResult:
         """Return the result of a task whose target has lost its subscriptions.
@@ -473,7 +481,7 @@ class RangeMover:
         searched for: they are refused as unproven with `ExactlyOnce`, and otherwise sent again.
         Earlier messages of the range are settled.
         """
-        result = self._given_back()
+        result = self.give_back()
         if not self._outcome.doubts:
             return replace(result, unsubscribed=True)
         through = max(offset for offset, _ in self._outcome.doubts)
@@ -489,10 +497,10 @@ class RangeMover:
         """
         self._drained = True
         is_known = not self._again and not self._outcome.doubts
-        result = self._result() if is_known else self._given_back()
+        result = self._result() if is_known else self.give_back()
         return replace(result, blocked=True)
 
-    def _given_back(self) -> RangeResult:
+    def give_back(self) -> RangeResult:
         """Return the result of a task whose messages in doubt the next lease searches for.
 
         A lease that has sent no messages needs no search. Otherwise messages of a full target that
@@ -528,7 +536,7 @@ class RangeMover:
         Entries are empty if no plan has read them and the broker holds no message of them.
         """
         source_range = self._task.range
-        partition = self._read_source()
+        partition = self._connections.read_source()
         if source_range.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)
             return
@@ -544,12 +552,6 @@ class RangeMover:
                 return
         empty = unread & (gone | parts)
         self._outcome.miss(gone & ~empty, hidden, empty)
-
-    def _read_source(self) -> Partition:
-        route, index = self._route, self._task.range.partition
-        return broker.waited(
-            lambda: lookup.read_source(route.admin_url, route.source, route.subscription, index)
-        )
 
     def _parts(self, entries: int, partition: Partition) -> int:
         """Return the *entries*, a bitmap, that are chunks of complete messages.
@@ -586,7 +588,7 @@ class RangeMover:
         """
         source_range = self._task.range
         self._wait_until(self._begun + QUIET_SECONDS)
-        partial = self._parts(entries, self._read_source())
+        partial = self._parts(entries, self._connections.read_source())
         for offset in bitmap.members(entries & ~partial):
             entry = source_range.entry_id(offset)
             self._consumer.acknowledge(rows.entry_acknowledgement(source_range.partition, entry))

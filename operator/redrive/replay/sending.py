@@ -306,6 +306,7 @@ class Window:
         is_subscribed: function that returns True if the target retains messages.
         is_acknowledged: function that returns True if others have acknowledged the entry at an
             offset, which is not sent then.
+        pace: pace of the messages, which may follow those of other ranges.
 
     Attributes:
         unconfirmed: stored messages that are not settled yet.
@@ -320,6 +321,7 @@ class Window:
         first: int,
         is_subscribed: Callable[[], bool],
         is_acknowledged: Callable[[int], bool],
+        pace: Pace,
     ) -> None:
         self._sender = sender
         self._outcome = outcome
@@ -328,7 +330,7 @@ class Window:
         self._first = first
         self._checked = -math.inf
         self._permit = Permit()
-        self._pace = Pace()
+        self._pace = pace
         self._is_subscribed, self._is_acknowledged = is_subscribed, is_acknowledged
         self._confirmed = time.monotonic()
         self.unconfirmed: dict[Key, DeadLetterRow] = {}

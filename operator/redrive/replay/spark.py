@@ -158,10 +158,14 @@ class Spark:
             RedriveError: as for `mover.move`.
             PySparkException: the task was lost.
         """
-        (result,) = self._spark.sparkContext.parallelize([task], 1).map(_move).collect()
-        if isinstance(result, TaskFailure):
-            raise result.error()
-        return result
+        return self.move_all([task])[0]
+
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        """Move several ranges in one task; errors are those of `move`."""
+        (results,) = self._spark.sparkContext.parallelize([tasks], 1).map(_move_all).collect()
+        if isinstance(results, TaskFailure):
+            raise results.error()
+        return results
 
 
 def selected_rows(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFrame:
@@ -210,10 +214,10 @@ def _plan(scanned: Accumulator[Scanned], scan: Scan) -> str:
     return _written(plan.scan(scan), scanned)
 
 
-def _move(task: RangeTask) -> RangeResult | TaskFailure:
+def _move_all(tasks: Sequence[RangeTask]) -> Sequence[RangeResult] | TaskFailure:
     try:
         context = TaskContext.get()
-        return mover.move(task, again=context is None or context.attemptNumber() > 0)
+        return mover.move_all(tasks, again=context is None or context.attemptNumber() > 0)
     except RedriveError as error:
         return TaskFailure.of(error)  # Spark passes only the text of errors
 

@@ -265,7 +265,17 @@ class ProtocolTransport:
                 for outgoing in entry.tags
             ]
 
+    @property
+    def is_idle(self) -> bool:
+        """Return True if it has no producers and no error, so that another range may use it."""
+        return self._session.is_idle
+
     def close(self) -> None:
+        """Close all connections, unless another range may use them."""
+        if not self.is_idle:
+            self.end()
+
+    def end(self) -> None:
         """Close all connections."""
         self._session.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -268,15 +268,15 @@ def test_job_stops_at_a_target_that_a_policy_takes(
     provisioned = provision_policy()
     source = add_source(provisioned)
     provisioned.bury_in_ranges(COUNT)
-    lease = Dispatch._lease  # noqa: SLF001
+    lease = Dispatch._lease_all  # noqa: SLF001
 
-    def lease_and_take(self: Dispatch, piece: Range) -> RangeTask:
-        task = lease(self, piece)
+    def lease_and_take(self: Dispatch, group: Sequence[Range]) -> Sequence[RangeTask]:
+        tasks = lease(self, group)
         owner = {"redrive.io/owner": "here/billing/invoices"}
         provisioned.admin("PUT", source, "properties", owner)
-        return task
+        return tasks
 
-    monkeypatch.setattr(Dispatch, "_lease", lease_and_take)
+    monkeypatch.setattr(Dispatch, "_lease_all", lease_and_take)
     with raises(Reason.TARGET_NOT_ALLOWED):
         move(job_to(provisioned, source))
     assert len(provisioned.in_target(source)) == COUNT // 2

@@ -472,7 +472,7 @@ def lease_of(topic: LedgerTopic, ledger: Ledger, owner: str) -> Lease:
     """Return a lease of `OF` that *ledger* gives."""
     at = ledger.write(records.range_key(OF), RangeRecord(3, leased=True).to_json())
     since = EntryId(at.ledger_id(), at.entry_id())
-    return Lease(topic.as_client(), LEDGER, owner, KEY, OF, since, ledger.number, Permit())
+    return Lease(topic.as_client(), LEDGER, owner, KEY, [OF], since, ledger.number, Permit())
 
 
 def test_lease_ends_when_its_range_is_leased_again() -> None:

@@ -83,6 +83,7 @@ def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPa
         first=0,
         is_subscribed=lambda: True,
         is_acknowledged=lambda _: False,
+        pace=Pace(),
     )
     for entry in range(5):
         window.send((entry, 0), dead_letter(entry), {})
@@ -110,6 +111,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
         first=0,
         is_subscribed=lambda: len(sent) <= deleted,
         is_acknowledged=lambda _: False,
+        pace=Pace(),
     )
 
     def send_all() -> None:
@@ -136,6 +138,7 @@ def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
         first=0,
         is_subscribed=lambda: True,
         is_acknowledged=lambda _: False,
+        pace=Pace(),
     )
     first, second = (dead_letter(3, index, batch_size=2) for index in range(2))
     for letter, expected in ((first, []), (second, [second])):
@@ -165,6 +168,7 @@ def test_message_of_broken_connection_may_be_stored() -> None:
         first=0,
         is_subscribed=lambda: True,
         is_acknowledged=lambda _: False,
+        pace=Pace(),
     )
     with pytest.raises(StalledError):
         window.send((3, 0), dead_letter(3), {})
@@ -211,6 +215,7 @@ def test_window_keeps_to_its_rate(rate: float, monkeypatch: pytest.MonkeyPatch) 
         first=0,
         is_subscribed=lambda: True,
         is_acknowledged=lambda _: False,
+        pace=Pace(),
     )
     window.send((0, 0), dead_letter(0), {})
     begin = clock.now
@@ -253,6 +258,7 @@ def test_deduplication_is_proved_by_a_stored_message(
         first=0,
         is_subscribed=lambda: True,
         is_acknowledged=lambda _: False,
+        pace=Pace(),
     )
     for entry in range(3):
         window.send((entry, 0), dead_letter(entry), {})

@@ -95,6 +95,10 @@ class Children:
         """
         return self.run(mover.move, task)
 
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        """Move several ranges in one child; errors are those of `move`."""
+        return self.run(mover.move_all, tasks)
+
     def _scan(self, scan: Scan) -> PlannedRange:
         planned = self._planned(scan, MAX_LOSSES)
         with self._adding:

@@ -18,7 +18,7 @@ from redrive.errors import RedriveError
 from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
-from redrive.reading.positions import EntryId, Tail
+from redrive.reading.positions import EntryId, Tail, TargetPartition
 from redrive.reading.ranges import SUBSCRIPTION_MISSING, Partition, Range
 from redrive.reasons import Reason
 from redrive.replay import lookup
@@ -60,6 +60,10 @@ takes a second to answer if hundreds of thousands of single messages are acknowl
 PAUSE_SECONDS = 15.0
 """Pause of leases while the target is over its backlog quota, or has no subscription that retains
 messages."""
+GROUPS = 4
+"""Minimum number of groups of small ranges for each task of the engine. One task moves a group."""
+GROUP_RANGES = 16
+"""Maximum number of ranges of a group. If its task is lost, each is searched in the target."""
 MAX_LOSSES = 3
 """Number of lost tasks after which a range is halved."""
 
@@ -92,7 +96,7 @@ class Dispatch:
         self._backlog = {partition.index: partition for partition in backlog}
         self._waiting = [piece for piece in sorted(self._plans) if self._to_move(piece)]
         self._leased: set[Range] = set()
-        self._running: dict[Future[RangeResult], RangeTask] = {}
+        self._running: dict[Future[Sequence[RangeResult]], Sequence[RangeTask]] = {}
         # Ranges with lost tasks: consecutive losses, parts to lease one by one, ranges in halves,
         # and entries that were leased before a task without entries tests if tasks end at all.
         self._losses: Counter[Range] = Counter()
@@ -238,20 +242,20 @@ class Dispatch:
         if self._full is not None:
             room = 1  # one task tests if the target still is full
         while self._is_on and len(self._running) < room:
-            source_range = self._next()
-            if source_range is None:
+            group = self._next(GROUPS * room)
+            if not group:
                 return
             try:
                 if not self._is_subscribed():
                     return
                 self._check_owner()
-                task = self._lease(source_range)
+                tasks = self._lease_all(group)
             except RedriveError as error:
                 self._postpone(error)
                 return
             self._unavailable_since = None
-            self._waiting.remove(source_range)
-            self._running[pool.submit(self._engine.move, task)] = task
+            self._waiting = [waiting for waiting in self._waiting if waiting not in set(group)]
+            self._running[pool.submit(self._move, tasks)] = tasks
 
     def _is_subscribed(self) -> bool:
         """Return True if the target retains messages; otherwise pause leases.
@@ -320,25 +324,46 @@ class Dispatch:
         limit = self._reporter.rate_limit(self._job)
         return Permit(limit and limit / max(1, tasks), drain=self._desired is not DesiredState.RUN)
 
-    def _next(self) -> Range | None:
-        """Return the next range. Ordered policies have one running range for each partition."""
+    def _move(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        return self._engine.move_all(tasks) if len(tasks) > 1 else [self._engine.move(tasks[0])]
+
+    def _next(self, groups: int) -> list[Range]:
+        """Return the next ranges to move by one task; none if there are none.
+
+        Small ranges of one partition are grouped, into *groups* of all waiting ones or more.
+        Ordered policies have one running task for each partition.
+        """
         ordered = self._job.policy.ordered
         busy = {running.partition for running in self._running_ranges} if ordered else ()
-        return next((waiting for waiting in self._waiting if waiting.partition not in busy), None)
+        waiting = [waiting for waiting in self._waiting if waiting.partition not in busy]
+        group: list[Range] = []
+        room = ranges.RANGE_ENTRIES
+        for source_range in waiting[: max(1, min(GROUP_RANGES, len(waiting) // groups))]:
+            room -= self._to_move(source_range).bit_count()
+            is_small = room >= 0 and not self._ledger.records.range(source_range).tails
+            if group and (source_range.partition != group[0].partition or not is_small):
+                break
+            group.append(source_range)
+            if not is_small:
+                break
+        return group
 
     @property
     def _running_ranges(self) -> list[Range]:
-        return [task.range for task in self._running.values()]
+        return [task.range for tasks in self._running.values() for task in tasks]
 
-    def _collect(self, task: RangeTask, future: Future[RangeResult]) -> None:
+    def _collect(self, tasks: Sequence[RangeTask], future: Future[Sequence[RangeResult]]) -> None:
         try:
-            self._settle(task, future.result())
+            # The first of the ranges that are left is leased first again.
+            for task, result in reversed(list(zip(tasks, future.result(), strict=True))):
+                self._settle(task, result)
         except RedriveError as error:
             self._failed.append(error)
         except Exception as error:
-            logger.warning("a task of range %s is lost", task.range, exc_info=True)
-            self._waiting.insert(0, task.range)
-            if not self._lease_again(task):
+            logger.warning("a task of range %s is lost", tasks[0].range, exc_info=True)
+            self._waiting[:0] = [task.range for task in tasks]
+            # The ranges of a group are leased one by one then.
+            if len(tasks) == 1 and not self._lease_again(tasks[0]):
                 self._failed.append(error)
 
     def _lease_again(self, task: RangeTask) -> bool:
@@ -383,22 +408,28 @@ class Dispatch:
             return entry
         return None
 
-    def _lease(self, source_range: Range) -> RangeTask:
-        """Record a lease with the current ends of the target, and return its task.
+    def _lease_all(self, group: Sequence[Range]) -> Sequence[RangeTask]:
+        """Record leases with the current ends of the target, and return their tasks.
 
         Raises:
             RedriveError: the ledger is lost, or the broker does not answer.
         """
-        before = self._ledger.records.range(source_range)
         # Lost tasks and other clients may have acknowledged entries since the run began.
-        partition = self._read_partition(source_range.partition)
-        if not before.tails:
+        partition = self._read_partition(group[0].partition)
+        if not self._ledger.records.range(group[0]).tails:
             self._check_not_recreated(partition)
+        ends = lookup.target_ends(self._job.admin_url, self._route.target)
+        return [self._lease(source_range, partition, ends) for source_range in group]
+
+    def _lease(
+        self, source_range: Range, partition: Partition, ends: Mapping[TargetPartition, EntryId]
+    ) -> RangeTask:
+        before = self._ledger.records.range(source_range)
         generation = before.generation + 1
         through = source_range.offset_through(partition.end)
         since = {
             place: Tail(entry, generation, self._route.target_partitions, through)
-            for place, entry in lookup.target_ends(self._job.admin_url, self._route.target).items()
+            for place, entry in ends.items()
         }
         joined = {place: tail.joined(since.get(place)) for place, tail in before.tails.items()}
         leased = replace(

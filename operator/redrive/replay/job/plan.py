@@ -391,6 +391,9 @@ class Engine(Protocol):
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range. Several threads call this concurrently."""
 
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        """Move several small ranges, one after the other; see `mover.move_all`."""
+
 
 class DesiredState(enum.Enum):
     """Desired state of a run, by its spec and approval."""
@@ -468,6 +471,10 @@ class Local:
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range."""
         return mover.move(task)
+
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        """Move several ranges."""
+        return mover.move_all(tasks)
 
 
 SHOWN = 20

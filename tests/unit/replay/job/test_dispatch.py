@@ -94,6 +94,9 @@ class InStep:
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         raise AssertionError(scans)
 
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        raise AssertionError(tasks)
+
     def move(self, task: RangeTask) -> RangeResult:
         index = task.range.partition
         with self._lock:
@@ -293,6 +296,55 @@ def test_changed_rate_limit_reaches_running_tasks(
     assert ledger.permits[-1] == Permit(limit)
 
 
+class Together(InStep):
+    """An engine that moves groups; *ends* are errors, or numbers of moved ranges, of the first."""
+
+    def __init__(self, *ends: Exception | int) -> None:
+        super().__init__(slots=1, beside=1)
+        self.groups: list[list[int]] = []
+        self._ends = iter(ends)
+
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        self.groups.append([task.range.first // RANGE_ENTRIES for task in tasks])
+        end = next(self._ends, len(tasks))
+        if isinstance(end, Exception):
+            raise end
+        moved = [self.move(task) for task in tasks[:end]]
+        return [*moved, *(replace(EMPTY, drained=True) for _ in tasks[end:])]
+
+
+EMPTY = RangeResult({}, {}, (), 0, {})
+
+
+def test_small_ranges_of_a_partition_are_moved_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "GROUPS", 1)
+    engine = Together()
+    run(POLICY, engine, partitions=2)
+    assert engine.groups == [[0, 1, 2, 3]] * 2
+    monkeypatch.setattr(dispatch, "GROUP_RANGES", 2)
+    engine = Together()
+    run(POLICY, engine, partitions=1)
+    assert engine.groups == [[0, 1], [2, 3]]
+
+
+def test_ranges_of_a_lost_group_are_leased_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "GROUPS", 1)
+    place = TargetPartition(POLICY.retry_topic, broker.UNPARTITIONED)
+    monkeypatch.setattr(lookup, "target_ends", lambda *_: {place: NOWHERE})
+    engine = Together(RuntimeError("lost"))
+    run(POLICY, engine, partitions=1)
+    assert engine.groups == [[0, 1, 2, 3]]
+    assert [piece.first // RANGE_ENTRIES for piece in engine.moved] == [0, 1, 2, 3]
+
+
+def test_group_that_ends_early_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "GROUPS", 1)
+    engine = Together(1)
+    run(ORDERED, engine, partitions=1)
+    assert engine.groups == [[0, 1, 2, 3], [1, 2, 3]]
+    assert engine.moved == sorted(engine.moved)
+
+
 class LostOnce(InStep):
     """An engine that loses the first task of each range."""
 
@@ -343,6 +395,9 @@ class InOneRange:
         self.reported: list[int] = []
         self._looks = 0
         self._shown = threading.Event()
+
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        raise AssertionError(tasks)
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         raise AssertionError(scans)

@@ -193,6 +193,9 @@ class Held:
     def move(self, task: RangeTask) -> RangeResult:
         raise AssertionError(task)
 
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        raise AssertionError(tasks)
+
     def _rows(self, scan: Scan) -> Iterable[DeadLetterRow]:
         piece = scan.piece.range
         for (partition, entry), letters in sorted(self.rests.items()):
@@ -534,6 +537,9 @@ class Counted:
 
     def move(self, task: RangeTask) -> RangeResult:
         raise AssertionError(task)
+
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        raise AssertionError(tasks)
 
 
 class Status:

@@ -1,0 +1,105 @@
+"""Small ranges, such as those of many ledgers, are moved together by one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from redrive.errors import RedriveError
+from redrive.reading import reader
+from redrive.replay.job import dispatch
+from redrive.replay.job import run as runs
+from redrive.replay.job.plan import Local
+from redrive.replay.mover import RangeMover
+from redrive.replay.outcome import RangeResult
+from redrive.replay.task import RangeTask
+from tests.support.local_runs import Notes, job_of, numbers
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+LEDGERS, EACH = 6, 5
+
+
+@pytest.fixture
+def provisioned(provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """Return a policy whose dead letters are in several ledgers, which make one group."""
+    monkeypatch.setattr(dispatch, "GROUPS", 1)
+    provisioned = provision_policy()
+    for ledger in range(LEDGERS):
+        provisioned.bury_many(EACH, ledger * EACH)
+        provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
+    return provisioned
+
+
+class Grouped(Local):
+    """Keeps the sizes of groups."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1)
+        self.groups: list[int] = []
+
+    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
+        self.groups.append(len(tasks))
+        return super().move_all(tasks)
+
+
+def check_moved_once(provisioned: Any) -> None:  # noqa: ANN401
+    assert provisioned.in_target() == numbers(LEDGERS * EACH)
+    assert provisioned.backlog_of_dead_letters() == 0
+    provisioned.check_audit()
+
+
+def test_ranges_of_several_ledgers_are_moved_in_one_task(
+    provisioned: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readers: list[object] = []
+    open_reader = reader.read_ranges
+
+    def counted(*arguments: Any) -> Any:  # noqa: ANN401
+        readers.append(arguments)
+        return open_reader(*arguments)
+
+    monkeypatch.setattr(reader, "read_ranges", counted)
+    engine = Grouped()
+    account = runs.run(job_of(provisioned), engine, Notes())
+    assert (account.moved, account.left, engine.groups) == (LEDGERS * EACH, 0, [LEDGERS])
+    assert len(readers) == 1
+    check_moved_once(provisioned)
+
+
+def fail_third(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Raise *error* instead of moving the third range."""
+    run, begun = RangeMover.run, list[RangeMover]()
+
+    def run_others(self: RangeMover) -> RangeResult:
+        begun.append(self)
+        if len(begun) == 3:
+            raise error
+        return run(self)
+
+    monkeypatch.setattr(RangeMover, "run", run_others)
+
+
+def test_ranges_of_a_lost_group_are_moved_once(
+    provisioned: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_third(monkeypatch, RuntimeError("killed"))
+    engine = Grouped()
+    account = runs.run(job_of(provisioned), engine, Notes())
+    assert (account.moved, account.left, engine.groups) == (LEDGERS * EACH, 0, [LEDGERS])
+    check_moved_once(provisioned)
+
+
+def test_error_in_a_group_leaves_other_ranges_moved(
+    provisioned: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_third(monkeypatch, RedriveError("no", remedy="wait"))
+    engine = Grouped()
+    account = runs.run(job_of(provisioned), engine, Notes())
+    assert (account.moved, engine.groups) == (LEDGERS * EACH, [LEDGERS, LEDGERS - 2])
+    check_moved_once(provisioned)
