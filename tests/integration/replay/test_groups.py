@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from redrive.errors import RedriveError
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.reading import reader
+from redrive.replay import task
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
@@ -103,3 +105,24 @@ def test_error_in_a_group_leaves_other_ranges_moved(
     account = runs.run(job_of(provisioned), engine, Notes())
     assert (account.moved, engine.groups) == (LEDGERS * EACH, [LEDGERS, LEDGERS - 2])
     check_moved_once(provisioned)
+
+
+def test_entries_of_a_group_settled_by_others_are_not_sent(
+    provisioned: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(task, "POLL_SHARE", 0.0)
+    run, begun = RangeMover.run, list[RangeMover]()
+
+    def run_after_skip(self: RangeMover) -> RangeResult:
+        begun.append(self)
+        if len(begun) == 3:
+            topic = provisioned.policy.dead_letter_topic
+            provisioned.admin("POST", topic, f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip_all")
+        return run(self)
+
+    monkeypatch.setattr(RangeMover, "run", run_after_skip)
+    account = runs.run(job_of(provisioned), Grouped(), Notes())
+    assert (account.moved, account.skipped) == (2 * EACH, (LEDGERS - 2) * EACH)
+    assert provisioned.in_target() == numbers(2 * EACH)

@@ -230,6 +230,21 @@ def test_faulty_release_pauses_before_its_backlog_is_dead(
     assert len(warehouse.handled) == len(contents) - successes - dead_letters
 
 
+@pytest.mark.parametrize(("successes", "dead_letters"), [(0, 9), (100, 16)])
+def test_short_ladder_dead_letters_few_before_the_pause(successes: int, dead_letters: int) -> None:
+    """Each message has all its attempts before the next one arrives."""
+    warehouse = down_for(0)
+    consumer = consumer_of(warehouse, replace(POLICY, max_retries=2))
+    send(consumer, successes)
+    consumer.run(warehouse.handle)
+    warehouse.up = warehouse.now + HOUR
+    while not warehouse.events_named(Name.OUTAGE_BEGAN):
+        assert warehouse.now < warehouse.up
+        send(consumer, 1)
+        consumer.run(warehouse.handle)
+    assert len(consumer.dead_letters) == dead_letters
+
+
 def test_malformed_messages_among_others_pause_nothing() -> None:
     warehouse = down_for(0)
     consumer = consumer_of(warehouse)
