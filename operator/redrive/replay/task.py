@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from redrive.policy.naming import TopicName
@@ -170,11 +170,12 @@ class TaskConnections:
         self.source: Partition | None = None
         self._poll_due = time.monotonic() + POLL_SECONDS
         self._transport: ProtocolTransport | None = None
-        self._rows = self._read_all(tasks) if len(tasks) > 1 else iter(())
+        self._rows = self._read_all(tasks)
         self._row: DeadLetterRow | None = None
 
     def close(self) -> None:
         """Close all connections but the client."""
+        self._rows.close()
         self.lease.close()
         if self._transport is not None:
             self._transport.end()
@@ -218,13 +219,13 @@ class TaskConnections:
             now = time.monotonic()
             self._poll_due = now + max(POLL_SECONDS, POLL_SHARE * (now - begun))
 
-    def _read_all(self, tasks: Sequence[RangeTask]) -> Iterator[DeadLetterRow]:
+    def _read_all(self, tasks: Sequence[RangeTask]) -> Generator[DeadLetterRow]:
         pieces = {task.range: task.to_read for task in tasks if task.to_read}
-        if not pieces:
-            return iter(())
+        if len(pieces) < 2:  # noqa: PLR2004  a range alone is read for each attempt
+            return
         route = self._route
         topic = ReadableTopic(
             self.client, route.admin_url, route.source, max_content=lookup.MAX_CONTENT
         )
         after = min(task.first_of(task.to_read) for task in tasks if task.to_read)
-        return reader.read_ranges(topic, pieces, after, min(task.ahead for task in tasks))
+        yield from reader.read_ranges(topic, pieces, after, min(task.ahead for task in tasks))

@@ -254,7 +254,8 @@ class Dispatch:
                 self._postpone(error)
                 return
             self._unavailable_since = None
-            self._waiting = [waiting for waiting in self._waiting if waiting not in set(group)]
+            for source_range in group:
+                self._waiting.remove(source_range)
             self._running[pool.submit(self._move, tasks)] = tasks
 
     def _is_subscribed(self) -> bool:
