@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from importlib import resources
+from typing import get_type_hints
 
 import pytest
 
 import redrive
+from redrive.delivery.assembly import Options, RetryOptions
+from redrive.delivery.consumers.broadcast import BroadcastOptions
 
 OPTIONAL = {
     "aiohttp", "kopf", "kubernetes", "opentelemetry", "prometheus_client", "pydantic", "pyspark",
@@ -46,6 +50,22 @@ def test_public_names_are_exactly_the_listed_ones() -> None:
 
 def test_directory_of_the_package_lists_its_public_names() -> None:
     assert set(redrive.__all__) <= set(dir(redrive))
+
+
+@pytest.mark.parametrize(
+    ("consumer", "options"),
+    [
+        (redrive.RetryConsumer, RetryOptions),
+        (redrive.AsyncRetryConsumer, RetryOptions),
+        (redrive.SimpleConsumer, Options),
+        (redrive.AsyncSimpleConsumer, Options),
+        (redrive.BroadcastConsumer, BroadcastOptions),
+        (redrive.AsyncBroadcastConsumer, BroadcastOptions),
+    ],
+)
+def test_help_of_a_consumer_lists_its_options(consumer: type, options: type) -> None:
+    listed = set(re.findall(r"\w+", inspect.getdoc(consumer) or ""))
+    assert set(get_type_hints(options)) <= listed
 
 
 def test_documented_errors_are_public_names() -> None:

@@ -217,6 +217,11 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
     A call that is cancelled loses no message: one that `receive` would have returned is handed out
     again, and a settlement that has begun is ended.
 
+    Args:
+        client: see `RetryConsumer`, as for *policy*, *name*, *schema*, *crypto*, *redaction*,
+            *nack_delay*, *on_event*, *disconnect_timeout*, *max_in_flight_bytes*, *ack_timeout*,
+            *crash_log*, *handle_again_when_unsent*, *prefetch*, *tracing* and *middleware*.
+
     Raises:
         SubscribeError: on entering, the broker refused one of the two subscriptions.
     """
@@ -342,6 +347,11 @@ class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
 
     The message of a cancelled `receive` is handed out again, as the same attempt.
 
+    Args:
+        client: see `RetryConsumer`, as for *policy*, *name*, *schema*, *crypto*, *redaction*,
+            *on_event*, *disconnect_timeout*, *max_in_flight_bytes*, *crash_log*, *tracing* and
+            *middleware*.
+
     Raises:
         SubscribeError: on entering, the broker refused one of the two subscriptions.
         InvalidSpecError: on entering, the policy is ordered.
@@ -392,6 +402,10 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
     `BroadcastConsumer`, which does the work in threads of its own. For one event loop.
 
     A message that a cancelled `receive` would have returned is handed out again.
+
+    Args:
+        client: see `BroadcastConsumer`, as for *topic*, *name*, *schema*, *crypto*, *redaction*,
+            *on_event*, *disconnect_timeout* and *prefetch*.
 
     Raises:
         SubscribeError: on entering, the broker refused to let this role read.

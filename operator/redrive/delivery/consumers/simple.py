@@ -74,8 +74,8 @@ class SimpleConsumer(PolicyConsumer):
     Args:
         client: connects as a role that the policy lists among its consumer roles.
         policy: see `RetryConsumer`; its ladder applies to `fail` only.
-        name: see `RetryConsumer`, as for *redaction*, *on_event*, *disconnect_timeout*,
-            *max_in_flight_bytes*, *crash_log*, *tracing* and *middleware*.
+        name: see `RetryConsumer`, as for *schema*, *crypto*, *redaction*, *on_event*,
+            *disconnect_timeout*, *max_in_flight_bytes*, *crash_log*, *tracing* and *middleware*.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
