@@ -393,6 +393,10 @@ class Reason(enum.StrEnum):
     ENCRYPTION_REQUIRED = _ReasonRow("EncryptionRequired", WARNING,
         "the Pulsar namespace accepts encrypted messages only, and Replays can't encrypt",
         "switch `encryptionRequired` off while a Replay runs")
+    SENDS_REFUSED = _ReasonRow("SendsRefused", WARNING,
+        "the retry or dead-letter topic is terminated, or has its maximum of producers",
+        "delete a terminated topic once its messages are processed, or raise the setting that the "
+        "message names")
     RETRY_TOPIC_NOT_CONSUMED = _ReasonRow("RetryTopicNotConsumed", WARNING,
         "the retry topic has no consumers",
         "subscribe the consumers to it, too")

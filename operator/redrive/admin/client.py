@@ -311,6 +311,21 @@ class TopicCalls(Calls):
         does, path = f"read acknowledgements of {topic}", f"{topic_path(topic)}/{kind}"
         return await self._get(does, path, read, LONG_ANSWER)
 
+    async def is_terminated(self, topic: TopicName, *, partitioned: bool) -> bool:
+        """Return True if a topic, or one of its partitions, accepts no more messages.
+
+        Raises:
+            AdminNotFoundError: as for `stats`.
+        """
+
+        def read(answer: Mapping[str, Any]) -> bool:
+            parts = answer["partitions"].values() if partitioned else [answer]
+            return any(part["state"] == "Terminated" for part in parts)
+
+        kind = "partitioned-internalStats" if partitioned else "internalStats"
+        does, path = f"read the state of {topic}", f"{topic_path(topic)}/{kind}"
+        return await self._get(does, path, read, LONG_ANSWER)
+
     async def producers(self, topic: TopicName, *, partitioned: bool) -> list[Mapping[str, str]]:
         """Return the metadata of each producer of a topic and of its partitions.
 

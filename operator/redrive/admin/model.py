@@ -158,6 +158,7 @@ class NamespaceState:
         subscription_types: allowed types as the broker writes them; empty means the configuration
             of the broker.
         requires_encryption: True if unencrypted messages are refused.
+        max_producers: maximum of a topic or a partition; 0 means no limit of the namespace.
     """
 
     unpartitioned: frozenset[str]
@@ -170,6 +171,7 @@ class NamespaceState:
     enforces_schemas: bool = False
     subscription_types: frozenset[str] = frozenset()
     requires_encryption: bool = False
+    max_producers: int = 0
 
     def exists(self, topic: TopicName) -> bool:
         """Return True if a topic exists, partitioned or not."""
@@ -367,6 +369,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
         "subscription_types": name_set(answer.get("subscription_types_enabled") or ()),
         "requires_encryption": answer.get("encryption_required") is True,
+        "max_producers": int(answer.get("max_producers_per_topic") or 0),
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -245,6 +246,7 @@ class Health:
             acknowledged=acknowledged,
             outages=tuple(sorted(producer[OUTAGE] for producer in producers if OUTAGE in producer)),
             blocked_keys=blocked_keys_of(producers),
+            refusing=await self._refusing(asked, admin, reader),
         )
         latest = self._ctx.policies.get(asked.key)
         if latest is not None and _uid(latest) == _uid(body):
@@ -271,6 +273,20 @@ class Health:
                 raise
             logger.warning("RetryPolicy %s: quota of dead letters is unknown: %s", asked.key, error)
             return None
+
+    async def _refusing(self, asked: Request, admin: Admin, reader: Reader) -> tuple[str, ...]:
+        """Return why topics of the policy refuse messages or producers; empty if not read."""
+        policy = asked.policy
+        own = policy.retry_topic, *((policy.dead_letter_topic,) if policy.dead_letters else ())
+        try:
+            around = await admin.namespace(policy.topic.namespace_name, max_age=SETTINGS_SECONDS)
+            refusing = [await reader.refusing(admin, topic, around.max_producers) for topic in own]
+        except AdminError as error:
+            if error.meets_all:
+                raise
+            logger.warning("RetryPolicy %s: state of its topics is unknown: %s", asked.key, error)
+            return ()
+        return tuple(itertools.chain.from_iterable(refusing))
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader
@@ -387,8 +403,8 @@ def _now() -> float:
 
 
 FORGET_AFTER_SECONDS = 3_600.0
-QUOTA_SECONDS = 900.0
-"""Maximum age of a cached quota."""
+SETTINGS_SECONDS = 900.0
+"""Maximum age of cached settings."""
 
 
 @dataclass(frozen=True)
@@ -413,6 +429,7 @@ class Reader:
         self._paces = paces
         self._answers: dict[tuple[TopicName, bool], _Answer] = {}
         self._quotas: dict[TopicName, tuple[float, int | None]] = {}
+        self._open: dict[TopicName, float] = {}
 
     async def read(
         self, admin: Admin, topic: TopicName, *, oldest: bool = False, fresh: bool = False
@@ -446,10 +463,30 @@ class Reader:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
-        for pace in self._paces:
-            await pace.acquire()
+        await self._pace()
         partitioned = self._is_partitioned(topic)
         return await admin.acknowledged(topic, partitioned=partitioned, subscription=subscription)
+
+    async def refusing(self, admin: Admin, topic: TopicName, max_producers: int) -> list[str]:
+        """Return why a topic that was read before refuses messages or producers.
+
+        Raises:
+            AdminNotFoundError: the topic does not exist.
+            AdminError: the call failed.
+        """
+        partitioned, refusing = self._is_partitioned(topic), []
+        if self._open.get(topic, -SETTINGS_SECONDS) + SETTINGS_SECONDS <= _now():
+            await self._pace()
+            if await admin.is_terminated(topic, partitioned=partitioned):
+                refusing.append(f"{topic.local} is terminated")
+            else:
+                self._open[topic] = _now()
+        if max_producers:
+            await self._pace()
+            usage = await admin.usage(topic, partitioned=partitioned, subscription="")
+            if usage.producers >= max_producers:
+                refusing.append(f"{topic.local} has maxProducersPerTopic={max_producers} producers")
+        return refusing
 
     async def producers(self, admin: Admin, topic: TopicName) -> Sequence[Mapping[str, str]]:
         """Return the metadata of the producers of *topic*, by which consumers publish outages.
@@ -462,8 +499,7 @@ class Reader:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
-        for pace in self._paces:
-            await pace.acquire()
+        await self._pace()
         return await admin.producers(topic, partitioned=self._is_partitioned(topic))
 
     async def quota(self, admin: Admin, topic: TopicName) -> int | None:
@@ -477,11 +513,10 @@ class Reader:
             AdminError: the call failed.
         """
         cached = self._quotas.get(topic)
-        if cached is None or cached[0] + QUOTA_SECONDS <= _now():
-            for pace in self._paces:
-                await pace.acquire()
+        if cached is None or cached[0] + SETTINGS_SECONDS <= _now():
+            await self._pace()
             own = await admin.topic_policy(topic, KeepsBacklog())
-            around = await admin.namespace(topic.namespace_name, max_age=QUOTA_SECONDS)
+            around = await admin.namespace(topic.namespace_name, max_age=SETTINGS_SECONDS)
             quotas = quotas_in_force(own, around)
             if BY_SIZE in quotas:  # may be unlimited, which overrides the default of the broker
                 limit = size_limit(quotas)
@@ -495,6 +530,7 @@ class Reader:
         """Forget topics that were not read for an hour."""
         recent = _now() - FORGET_AFTER_SECONDS
         self._quotas = {t: quota for t, quota in self._quotas.items() if quota[0] > recent}
+        self._open = {t: at for t, at in self._open.items() if at > recent}
         self._answers = {t: answer for t, answer in self._answers.items() if answer.at > recent}
 
     def _is_partitioned(self, topic: TopicName) -> bool:
@@ -504,8 +540,12 @@ class Reader:
     async def _ask(
         self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool
     ) -> TopicStats:
-        for pace in self._paces:
-            await pace.acquire()
+        await self._pace()
         stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
         self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
         return stats
+
+    async def _pace(self) -> None:
+        """Wait for a call within the rate limits."""
+        for pace in self._paces:
+            await pace.acquire()

@@ -82,6 +82,7 @@ class CheckInput:
         acknowledged: messages of the retry topic that are acknowledged out of order, see
             `Admin.acknowledged`; 0 if not read.
         outages: cause that each paused consumer publishes.
+        refusing: why topics of the policy refuse messages or producers.
         stranded_readings: consecutive readings with stranded chunks, this one included.
     """
 
@@ -97,6 +98,7 @@ class CheckInput:
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
+    refusing: tuple[str, ...] = ()
     stranded_readings: int = 0
 
     @property
@@ -298,6 +300,19 @@ def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
     )
 
 
+def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find topics to which consumers cannot send; they keep failed messages then."""
+    if not facts.refusing:
+        return None
+    return StatusWarning(
+        Reason.SENDS_REFUSED,
+        "the broker refuses retries or dead letters, and consumers keep failed messages "
+        f"unacknowledged; got {'; '.join(facts.refusing)}; process the messages of a terminated "
+        "topic, then delete it, and the operator creates it again; raise maxProducersPerTopic of "
+        f"the Pulsar namespace {facts.policy.topic.namespace_name}",
+    )
+
+
 CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     acknowledged_range_has_holes,
     foreign_subscriptions_take_messages,
@@ -308,6 +323,7 @@ CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     chunks_are_stranded,
     quota_is_nearly_reached,
     consumers_have_paused,
+    sends_are_refused,
 )
 REASONS = frozenset(
     {
@@ -320,6 +336,7 @@ REASONS = frozenset(
         Reason.CHUNKS_STRANDED,
         Reason.QUOTA_NEARLY_REACHED,
         Reason.OUTAGE_SUSPECTED,
+        Reason.SENDS_REFUSED,
     }
 )
 
@@ -422,6 +439,7 @@ class Reading:
         persistence: see `CheckInput`.
         acknowledged: see `CheckInput`.
         outages: see `CheckInput`.
+        refusing: see `CheckInput`.
         blocked_keys: keys that consumers publish as blocked.
         published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
@@ -437,6 +455,7 @@ class Reading:
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
+    refusing: tuple[str, ...] = ()
     blocked_keys: tuple[BlockedKey, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
 
@@ -526,6 +545,7 @@ class Findings:
             persistence=reading.persistence,
             acknowledged=reading.acknowledged,
             outages=reading.outages,
+            refusing=reading.refusing,
             # A requested reading may follow another at once, so it does not count.
             stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
         )

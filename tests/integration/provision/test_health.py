@@ -26,6 +26,7 @@ from redrive.kube.resources import Key
 from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.model import OutageLimits
+from redrive.provision import health as polls
 from redrive.provision.claims import Conflicts
 from redrive.provision.health import Health
 from redrive.provision.health_checks import THRESHOLDS, Thresholds
@@ -33,6 +34,7 @@ from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
+from tests.integration.provision.conftest import rest_path
 from tests.support.raw_producer import raw_producer
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
@@ -394,6 +396,25 @@ async def test_consumers_of_another_type_are_reported_until_they_end(
         assert "got Shared on orders, which should be Key_Shared" in message
         consumer.close()
         await watched.is_over("SubscriptionTypeDiffers")
+
+
+async def test_topics_that_refuse_sends_are_reported(
+    shop: Shop, client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polls, "SETTINGS_SECONDS", 0.0)
+    shop.create_topic(shop.topic("orders"))
+    retry, dead_letter = (shop.topic(f"orders-fulfilment-{kind}") for kind in ("RETRY", "DLQ"))
+    shop.policy()
+    async with ward(shop) as watched:
+        shop.request("POST", f"namespaces/{shop.tenant}/prod/maxProducersPerTopic", 1)
+        producer = client.create_producer(retry)
+        message = await watched.warns("SendsRefused")
+        assert "got orders-fulfilment-RETRY has maxProducersPerTopic=1 producers;" in message
+        producer.close()
+        await watched.is_over("SendsRefused")
+        shop.request("POST", f"{rest_path(dead_letter)}/terminate")
+        message = await watched.warns("SendsRefused")
+        assert "got orders-fulfilment-DLQ is terminated;" in message
 
 
 async def test_type_refused_by_the_pulsar_namespace_is_reported(shop: Shop) -> None:

@@ -19,7 +19,7 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
-from redrive.admin.model import AckPersistence, SubscriptionStats, TopicStats
+from redrive.admin.model import AckPersistence, SubscriptionStats, TopicStats, TopicUsage
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
@@ -85,7 +85,9 @@ class Cluster:
         self.published = {"": 0}
         self.blocked: dict[str, Any] = {}
         self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
-        self.refuses_quotas = False
+        self.refuses_quotas = self.terminates = False
+        self.senders = 1
+        self.state_reads: list[str] = []
         self.of_broker: int | None = None
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
         self.ctx = dataclasses.replace(
@@ -118,7 +120,16 @@ class Cluster:
 
     async def namespace(self, *_: object, **__: object) -> SimpleNamespace:
         """Answer with those of the namespace."""
-        return SimpleNamespace(backlog_quotas=self.quotas["namespace"])
+        return SimpleNamespace(backlog_quotas=self.quotas["namespace"], max_producers=2)
+
+    async def is_terminated(self, topic: TopicName, **_: object) -> bool:
+        """Answer for the retry topic alone that it is terminated."""
+        self.state_reads.append(topic.local)
+        return self.terminates and topic.local.endswith("RETRY")
+
+    async def usage(self, *_: object, **__: object) -> TopicUsage:
+        """Answer for every topic that it has so many producers."""
+        return TopicUsage({}, self.senders, 0)
 
     async def default_backlog_quota(self) -> int | None:
         """Answer with that of the broker."""
@@ -313,6 +324,21 @@ async def test_failed_policy_keeps_its_series_until_deletion(
     await reaches(7)
     cluster.ctx.policies.drop(policy())
     assert shown() is None
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_refused_sends_are_warned_about_until_they_end(cluster: Cluster) -> None:
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    cluster.terminates = True
+    assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
+    cluster.terminates = False
+    assert await reasons_shown(health, cluster, enqueued) == []
+    cluster.state_reads.clear()
+    cluster.senders = 2
+    assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
+    assert cluster.state_reads == []
     await health.stop()
 
 

@@ -77,6 +77,13 @@ def test_healthy_policy_has_no_warnings() -> None:
     assert len(REASONS) == len(CHECKS)
 
 
+def test_refused_sends_name_topics_and_setting() -> None:
+    refusing = "orders-s-RETRY is terminated", "orders-s-DLQ has maxProducersPerTopic=2 producers"
+    [warning] = found(refusing=refusing)
+    assert warning.reason == "SendsRefused"
+    assert f"got {'; '.join(refusing)}; process" in warning.message
+
+
 @pytest.mark.parametrize(
     ("holes", "acknowledged", "limit", "warned"),
     [
