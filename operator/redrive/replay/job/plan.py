@@ -41,6 +41,9 @@ from redrive.replay.task import RangeTask
 SAMPLES = 10
 CAUSES = 100
 """Maximum number of counted causes, because any client may write causes."""
+MAX_CAUSES = 10_000
+"""Maximum number of causes while a range is planned, which bounds its memory. Above it, the less
+frequent half is dropped, so their later messages may be counted without earlier ones."""
 
 
 class CauseFigures(NamedTuple):
@@ -338,6 +341,8 @@ def plan(
             published = message.published
             figures = CauseFigures(1, int(message.replays > 0), published, published)
             _add(causes, message.failure, figures)
+        if len(causes) > MAX_CAUSES:
+            causes = dict(frequent_causes((causes,), MAX_CAUSES // 2))
         size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)

@@ -491,6 +491,20 @@ def test_preview_in_status_is_bounded() -> None:
     assert preview_of(*ranges, policy=ORDERED).seconds == 100, "one range after the other"
 
 
+def test_causes_of_a_range_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MAX_CAUSES", 2 * plan.CAUSES)
+    seen = (sighting(entry, "Often" if entry % 2 else f"E{entry}") for entry in range(10_000))
+    tracemalloc.start()
+    try:
+        causes = plan.plan(Range(0, 7, 0, 9_999), seen, lambda _: "").causes
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert causes[failed("Often")].messages == 5_000
+    assert len(causes) == plan.CAUSES
+    assert peak < 2**20
+
+
 def test_scan_counts_are_bounded() -> None:
     often = {failed("TimeoutError"): figures(10_000)}
     total = Scanned()
