@@ -88,6 +88,14 @@ def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
     return dict(ordered[:limit])
 
 
+def _drop_rare(causes: dict[FailureCause, CauseFigures]) -> None:
+    """Drop the less frequent half of *causes* if there are more than `MAX_CAUSES`."""
+    if len(causes) > MAX_CAUSES:
+        kept = frequent_causes((causes,), MAX_CAUSES // 2)
+        causes.clear()
+        causes.update(kept)
+
+
 class ScannedMessage(NamedTuple):
     """Fields of a message that a plan needs."""
 
@@ -341,8 +349,7 @@ def plan(
             published = message.published
             figures = CauseFigures(1, int(message.replays > 0), published, published)
             _add(causes, message.failure, figures)
-        if len(causes) > MAX_CAUSES:
-            causes = dict(frequent_causes((causes,), MAX_CAUSES // 2))
+        _drop_rare(causes)
         size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)
