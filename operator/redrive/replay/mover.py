@@ -33,11 +33,12 @@ from redrive.replay.sending import (
     DrainedError,
     Sender,
     SentBeforeError,
+    TaskConnections,
     TopicFullError,
     UnsubscribedError,
     Window,
 )
-from redrive.replay.task import RangeTask, TaskConnections
+from redrive.replay.task import RangeTask
 from redrive.replay.transport import (
     SEND_SECONDS,
     ClientTransport,

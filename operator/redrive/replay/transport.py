@@ -1,4 +1,4 @@
-"""Transports of the messages of a range: the Pulsar client, or the binary protocol.
+"""Transports of the messages of a range, the Pulsar client or the binary protocol, and their pace.
 
 The client reconnects, repeats in-flight messages and sends large messages in chunks, and takes
 twice the time per message. A broker that unloads a topic may store repeated messages twice
@@ -291,3 +291,32 @@ def _stalling() -> Iterator[None]:
 def _stalled(error: ProtocolError) -> StalledError:
     logger.warning("binary protocol failed: %s", error)
     return StalledError(unloaded=error.unloaded)
+
+
+CATCH_UP_SECONDS = 1.0
+"""Maximum delay, of the broker or a sleep, that is compensated by faster sending."""
+
+
+class Pace:
+    """Rate limit of one task. The time is an argument."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None
+
+    def due_in(self, now: float, rate: float | None) -> float:
+        """Return the seconds until the next message may be sent.
+
+        Args:
+            now: monotonic time in seconds.
+            rate: messages per second; None for no limit.
+        """
+        if rate is None or self._due is None:
+            return 0.0
+        # An increased rate shortens a wait that was computed with the previous one.
+        return max(0.0, min(self._due - now, 1 / rate))
+
+    def sent(self, now: float, rate: float | None) -> None:
+        """Record that a message was sent."""
+        if rate is not None:
+            begin = now if self._due is None else max(self._due, now - CATCH_UP_SECONDS)
+            self._due = begin + 1 / rate

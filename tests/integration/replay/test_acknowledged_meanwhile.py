@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.replay import task
+from redrive.replay import sending
 from redrive.replay.account import Account
 from sandbox.errors import SandboxError
 from tests.support.held_sends import held_at
@@ -34,8 +34,8 @@ def held_run(
 
     It looks for acknowledgements before each message.
     """
-    monkeypatch.setattr(task, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(task, "POLL_SHARE", 0.0)
+    monkeypatch.setattr(sending, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(sending, "POLL_SHARE", 0.0)
     provisioned.bury_many(COUNT)
     with ThreadPoolExecutor(1) as threads, held_at(MOVED):
         run = threads.submit(replay, provisioned)

@@ -10,7 +10,7 @@ import pytest
 from redrive.errors import RedriveError
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.reading import reader
-from redrive.replay import task
+from redrive.replay import sending
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
@@ -111,8 +111,8 @@ def test_entries_of_a_group_settled_by_others_are_not_sent(
     provisioned: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(task, "POLL_SHARE", 0.0)
+    monkeypatch.setattr(sending, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(sending, "POLL_SHARE", 0.0)
     run, begun = RangeMover.run, list[RangeMover]()
 
     def run_after_skip(self: RangeMover) -> RangeResult:

@@ -19,18 +19,13 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay import sending as windows
 from redrive.replay.outcome import Key, RangeOutcome
 from redrive.replay.records import Permit
-from redrive.replay.sending import (
-    CATCH_UP_SECONDS,
-    Pace,
-    Sender,
-    SentBeforeError,
-    UnsubscribedError,
-    Window,
-)
+from redrive.replay.sending import Sender, SentBeforeError, UnsubscribedError, Window
 from redrive.replay.transport import (
+    CATCH_UP_SECONDS,
     ClientTransport,
     NameTakenError,
     OutgoingDeadLetter,
+    Pace,
     Receipt,
     StalledError,
 )
