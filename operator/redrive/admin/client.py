@@ -454,7 +454,7 @@ class TopicCalls(Calls):
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
 
-PROBE_SECONDS = 10.0
+PROBE_TIMEOUT_SECONDS = 10.0
 """Time-out of a probe: the next probe detects a broker that is available again."""
 VERSION_SECONDS = 60.0
 """Maximum age of the cached release of a broker."""
@@ -500,7 +500,7 @@ class Admin(TopicCalls):
         Raises:
             AuthenticationFailedError: the broker rejects the credentials.
         """
-        call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
+        call = Call("list the clusters", "GET", "clusters", seconds=PROBE_TIMEOUT_SECONDS)
         return await self._read(call, _names, probe=True)
 
     async def version(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Conditions for sending a call: the fence of the lease, and a circuit breaker.
+"""Conditions for sending a call: fencing by the lease, and a circuit breaker.
 
 `Fence` is checked before each write. Of several operators one holds a Lease (see
 `leader_election`). An operator that was stopped for longer than its lease, by a debugger, an
@@ -11,7 +11,8 @@ then every reconcile, deletions included, would wait for a time-out. So after so
 without an answer calls fail at once. Only the *probe* of the connection's reconciler is sent, with
 back-off.
 
-So while a broker is down, for ten minutes as well, it gets single probes, up to 15 s apart:
+So while a broker is down, for ten minutes as well, it gets single probes, up to 15 s apart: 10 s
+for an answer and a pause of 5 s.
 
 - The connection and its policies show `BrokerUnreachable` once the breaker is open, with one write
   for each object.

@@ -360,8 +360,8 @@ class BrokerConnectionSpec(ApiModel):
     none: nothing is allowed."""
 
     replay: ReplayIdentity | None = None
-    """Pulsar role and credentials of replay jobs. Defaults to none: policies of this connection
-    cannot be replayed."""
+    """Pulsar role and credentials of replay jobs. Defaults to none: dead letters of the policies of
+    this connection cannot be replayed."""
 
     inspection: InspectionIdentity | None = None
     """Pulsar role and credentials of the jobs of Inspections. Defaults to none: messages of this
@@ -405,7 +405,7 @@ class RuleUsage(StatusModel):
     """Number of namespaces with policies that the rule applies to."""
 
     policies: int
-    """Number of RetryPolicies in them that use the connection."""
+    """Number of RetryPolicies in these namespaces that use the connection."""
 
 
 class TargetRights(StatusModel):

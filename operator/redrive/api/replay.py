@@ -378,8 +378,9 @@ class ReplaySpec(ApiModel):
             "use one of ExactlyOnce, AtLeastOnce",
         ),
     ] = Guarantee.EXACTLY_ONCE
-    """`ExactlyOnce` refuses a target that does not deduplicate, and messages that may be stored
-    already. `AtLeastOnce` moves them. Defaults to ExactlyOnce."""
+    """`ExactlyOnce`: a target that does not deduplicate is refused, and so are messages that may be
+    stored there already. `AtLeastOnce`: both are accepted, so a message may be stored twice.
+    Defaults to ExactlyOnce."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
     """Maximum number of Replays of a message, including this one, 1 to 1000000. A message with as
@@ -414,10 +415,10 @@ class ReplaySpec(ApiModel):
             "use one of Individual, Batched",
         ),
     ] = Sending.INDIVIDUAL
-    """`Batched`: messages are sent in batches, which is faster and costs the broker less. A
-    consumer receives a batch as a whole. It receives the whole batch again if it exits, or returns
-    one message, before all are acknowledged. Refused for a source topic that is read by key.
-    Defaults to Individual."""
+    """`Individual`: each message is an entry of its own. `Batched`: messages are sent in batches,
+    which is faster and costs the broker less. A consumer receives a batch as a whole. It receives
+    the whole batch again if it exits, or returns one message, before all are acknowledged. Refused
+    for a source topic that is read by key. Defaults to Individual."""
 
     deadline: Duration | None = None
     """Time limit of the run from its launch, including suspended time. After it the run settles

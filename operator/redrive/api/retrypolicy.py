@@ -204,7 +204,7 @@ class RetryPolicySpec(Choices):
     ordering: Ordering = Ordering.NONE
     """`None`: a failed message waits in the retry topic, and later ones overtake it. `PerKey`: it
     waits in its consumer, and so do later messages of its key; other keys are not delayed. PerKey
-    requires `KeyShared`, and allows any ladder. Defaults to None."""
+    requires `KeyShared`. The ladder applies to both. Defaults to None."""
 
     naming: Naming = Naming()
     """Names of retry topic, dead-letter topic and ConfigMap. Defaults to derived names.
@@ -231,7 +231,7 @@ class RetryPolicySpec(Choices):
     would retry the same messages twice. Defaults to Forbidden."""
 
     retry: RetryTopic = RetryTopic()
-    """The retry topic. Defaults to the partitions of the source topic, without a TTL."""
+    """The retry topic. Defaults to as many partitions as the source topic has, and no TTL."""
 
     dead_letter: DeadLetterTopic = DeadLetterTopic()
     """Treatment of messages that have used up their retries. Defaults to `mode: Keep`."""

@@ -232,8 +232,8 @@ class DeadLetterTopic(_Expiring):
     of the Pulsar namespace."""
 
     backlog_quota: BacklogQuota | None = None
-    """Maximum backlog of the dead-letter topic. Defaults to the quota of the Pulsar namespace; a
-    quota that drops dead letters is replaced by one that refuses them."""
+    """Maximum backlog of the dead-letter topic. Defaults to the quota of the Pulsar namespace. If
+    that quota drops messages, the topic gets one of the same size that refuses them."""
 
     sequenced: Annotated[bool, Strict()] = False
     """True dead-letters later messages of a key that has a dead letter, without handling them,

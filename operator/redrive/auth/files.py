@@ -1,9 +1,9 @@
-"""Credentials of jobs and notebooks, read from files.
+"""Credentials of jobs and notebooks, read from files, and their token refresh.
 
 The base class reads files again for each use, because a kubelet renews them when their Secret
 changes, and a run may be long. One subclass has the credentials of the replay role, mounted in the
 pod of a job, the other one those that options of the data source name. With OAuth 2.0 each process
-keeps a token until most of its lifetime is over.
+keeps a token for 80 % of its lifetime, and to its end if the issuer does not answer.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class BrokerCredentials(ABC):
         try:
             self._last = self._token()
         except RedriveError:
-            logger.warning("the credentials can't be renewed", exc_info=True)
+            logger.warning(
+                "the credentials can't be renewed; the last ones stay in use", exc_info=True
+            )
         return self._last
 
     def _issued(self) -> str:

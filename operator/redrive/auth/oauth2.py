@@ -1,6 +1,7 @@
 """OAuth 2.0 client credentials and token refresh: an issuer's token for a client id and its secret.
 
-Called by `redrive.kube.credentials`. The broker maps the token to a role.
+Called by `kube.credentials` for the operator, and by `auth.files` for jobs. The broker maps the
+token to a role.
 """
 
 from __future__ import annotations

@@ -195,7 +195,9 @@ def explain(policy: str, name: str | None, flags: ClusterFlags) -> None:
         claims = read_claims(policy, name, flags.namespace or DEFAULT_NAMESPACE)
         missing = "is not in these manifests"
     elif name is not None:
-        raise click.UsageError("a second name is for a file with several policies")
+        raise click.UsageError(
+            "NAME selects one of several policies in a file; POLICY is not a file"
+        )
     else:
         cluster = Cluster(flags)
         claims = [live_claim(cluster, Key(cluster.namespace, policy))]

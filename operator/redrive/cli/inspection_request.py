@@ -169,7 +169,9 @@ class InspectionRequest:
 
     def _of_cluster(self) -> tuple[TopicName, str]:
         if self.name is not None:
-            raise click.UsageError("a second name is for a file with several policies")
+            raise click.UsageError(
+                "NAME selects one of several policies in a file; POLICY is not a file"
+            )
         cluster = Cluster(self.flags)
         body = cluster.get(POLICIES, cluster.namespace, self.policy)
         spec, status = parse_spec(RetryPolicySpec, body), body.get("status") or {}

@@ -1,14 +1,11 @@
-"""`redrive operator`, and its HTTP endpoint.
-
-`redrive operator`: provisions policies and runs replays until it is stopped.
+"""`redrive operator`: provisions policies and runs replays until it is stopped.
 
 One process for a cluster, or for a list of namespaces. SIGTERM and SIGINT end it within seconds
 with code 0; the next start continues what was under way.
 
-The operator's own HTTP endpoint: `/metrics`, `/livez` and `/readyz`.
-
-Served by threads, so that it answers even while the event loop hangs. It shows no secret and needs
-no authentication: bind it where only the kubelet and Prometheus can reach it.
+Its HTTP endpoint has `/metrics`, `/livez` and `/readyz`. Threads serve it, so that it answers even
+while the event loop hangs. It shows no secret and needs no authentication: bind it where only the
+kubelet and Prometheus can reach it.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Decisions:
     Attributes:
         policy: returns the policy in force.
         consumer: its name.
-        redact: see `policy.cause.Redaction`.
+        redact: see `policy.envelope.Redaction`.
     """
 
     policy: Callable[[], Policy]

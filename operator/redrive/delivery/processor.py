@@ -189,7 +189,7 @@ class Processor:
 
         Without a receipt nothing is acknowledged: the message stays in this consumer, and is sent
         again later, or handled again if that was asked for. It keeps its identity, so a topic that
-        deduplicates stores it once, see `producers`; another may store it twice. Should the process
+        deduplicates stores it once, see `sender`; another may store it twice. Should the process
         end before, the broker delivers it again at once. A message that can't be copied as it is
         becomes an encoded dead letter at once.
 

@@ -368,7 +368,7 @@ def _check_runs(handler: Callable[..., object]) -> None:
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_of(handler) for is_of in kinds):
         raise InvalidSpecError(
-            "a handler does its work when it is called",
+            "a handler must be a plain function, not a coroutine or generator function",
             got=getattr(handler, "__qualname__", repr(handler)),
             remedy=_REMEDY,
         )

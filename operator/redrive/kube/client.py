@@ -126,10 +126,10 @@ class Kubernetes:
             answer = await self.get(resources.NAMESPACES, Key("", "kube-system"))
         except ForbiddenError as error:
             raise Reason.CLUSTER_UNKNOWN.error(
-                "this cluster cannot be distinguished from others that use the same brokers",
+                "the uid of the namespace kube-system, the id of this cluster, may not be read",
                 got=str(error),
-                remedy="start the operator with --cluster-id, clusterId in the Helm chart, and any "
-                "text that no other cluster uses; the uid of the namespace kube-system is usual",
+                remedy="start the operator with --cluster-id (clusterId in the Helm chart) and a "
+                "text that no other cluster uses, usually that uid",
             ) from error
         uid: str = answer["metadata"]["uid"]
         return uid

@@ -3,7 +3,7 @@
 Every reconcile uses them. Secrets are read by name, never listed or watched: a watch would need
 permission to read all Secrets. They are cached for `CACHE_SECONDS`, and read again at once when a
 broker refuses them. A thousand policies cost one read every 15 s. A changed Secret is in use within
-that time, or after the first refusal.
+that time, or after the first refusal. The token of an issuer is kept for 80 % of its lifetime.
 
 If an issuer or the API server fails, the current credentials stay in use until they expire. A
 deleted Secret is reported at once.

@@ -87,8 +87,8 @@ def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
     for kind, topic in zip(kinds, topics, strict=False):  # without a dead-letter topic one
         if not request.permissions.allows_topic(topic):
             return Reason.TOPIC_NOT_ALLOWED.error(
-                f"the {kind} that spec.topic, spec.subscription and spec.naming result in is not "
-                f"among the topics that the connection allows to namespace {request.key.namespace} "
+                f"namespace {request.key.namespace} may not use this {kind}, which spec.topic, "
+                f"spec.subscription and spec.naming result in: no rule of the connection allows it "
                 f"({_listed(request.permissions.topics)})",
                 got=str(topic),
                 remedy="add it to a rule of the connection's spec.allow, or use another "

@@ -68,8 +68,8 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
     return resync, queues.health, queues.policies, queues.connections, queues.deletion_events
 
 
-PROBE_SECONDS = 5.0
-"""Seconds between probes of a broker that does not answer; at most twice as long."""
+PROBE_PAUSE_SECONDS = 5.0
+"""Longest pause between probes of a broker that does not answer; at random down to half of it."""
 
 
 class Queues:
@@ -87,7 +87,7 @@ class Queues:
             "BrokerConnection",
             lambda key: connection.reconcile(key, ctx),
             partition_key=lambda key: key,
-            longest_back_off=PROBE_SECONDS,
+            longest_back_off=PROBE_PAUSE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
         self._orphans = OrphanedPolicies(ctx.policies, ctx.clock)

@@ -1,4 +1,4 @@
-"""Topic ownership: the owner of a topic and redrive's additions, in topic properties; pure.
+"""Topic ownership and adoption: owner and additions of redrive, in topic properties; pure.
 
 Creation and adoption of a topic write the same properties. They exist exactly as long as the topic:
 a topic that is deleted and recreated has no owner.

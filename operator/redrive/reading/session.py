@@ -137,7 +137,10 @@ class ProtocolProducer(Generic[T]):
         always = self._metadata, sequence_id, self._time[1]
         metadata = b"%b%b%b%b%b" % (*always, metadata, compression)
         if len(metadata) + len(content) > self.connection.max_message_size:
-            raise ProtocolError(f"an entry of {len(content)} bytes is too large without chunks")
+            raise ProtocolError(
+                f"an entry of {len(content)} bytes is too large without chunks: the broker accepts "
+                f"{self.connection.max_message_size}"
+            )
         self._sent[first] = tags
         command = b"%b%b%b" % (self._head, sequence_id, command)
         self.connection.send(frames.payload(command, metadata, content))
@@ -477,7 +480,7 @@ class ProtocolConnection:
             with self._ending(f"no answer by command {kind}"):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not self._receive(remaining):
-                    raise TimeoutError(f"it did not arrive within {ANSWER_SECONDS:g} s")
+                    raise TimeoutError(f"none within {ANSWER_SECONDS:g} s")
 
     def _receive(self, seconds: float) -> int:
         """Receive data within so many seconds; return the number of bytes, 0 for none."""

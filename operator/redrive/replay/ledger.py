@@ -1,8 +1,8 @@
 """Ledger of a dead-letter topic: a compacted topic with one owner, which records moved messages.
 
-The operator creates the topic, and it outlives Replays. A run that opens it fences all earlier
-owners: the broker refuses their writes from then on. The ledger is authoritative. Acknowledgements,
-which a broker may lose, follow it.
+The operator creates the topic, and it outlives Replays. Fencing: a run that opens it excludes all
+earlier owners, because the broker refuses their writes from then on. The ledger is authoritative.
+Acknowledgements, which a broker may lose, follow it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Ledger:
                 # messages.
                 producer_name=f"redrive-ledger-{os.urandom(8).hex()}",
                 batching_enabled=False,
-                # Without compression, compaction retains empty records, see `sequence_topic`.
+                # Without compression, compaction retains empty records.
                 compression_type=pulsar.CompressionType.LZ4,
             ),
         )
@@ -262,8 +262,8 @@ def _fenced() -> FencedError:
 def lost(uid: str) -> RedriveError:
     """Return the error of a ledger that has lost the plan of Replay *uid*."""
     return RedriveError(
-        "the ledger has lost the plan of this Replay: its topic was deleted, or another Replay "
-        "has ended meanwhile",
+        "the ledger has no plan of this Replay any more: the ledger topic was deleted, or another "
+        "Replay ended meanwhile",
         got=f"no plan of {uid}",
         remedy="make another Replay, which moves the messages that are not recorded as moved",
         reason="LedgerLost",

@@ -161,10 +161,10 @@ POLL_SECONDS = 0.2
 def topic_lost(topic: TopicName, got: object) -> RedriveError:
     """Return the error of a dead-letter topic that was deleted."""
     return RedriveError(
-        f"{topic} was deleted while the run moved dead letters, and messages that were not moved "
-        "are lost; or it was emptied and unloaded, or the replay role lost its rights there",
+        f"the run can't read {topic} any more: it was deleted, with the messages that were not "
+        "moved; or it was empty and was unloaded; or the replay role lost its rights there",
         got=got,
-        remedy="find out who changes topics; another Replay moves the current messages",
+        remedy="check if the topic exists, and its grants; another Replay moves its messages",
         reason="DeadLetterTopicLost",
     )
 

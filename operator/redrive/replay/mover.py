@@ -28,7 +28,7 @@ from redrive.replay.lookup import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.outcome import RangeOutcome, RangeResult, StoredMessages
 from redrive.replay.records import Permit, SentTo
 from redrive.replay.sending import (
-    LEASE_SECONDS,
+    LEASE_CHECK_SECONDS,
     MAX_TRIES,
     DrainedError,
     Sender,
@@ -352,7 +352,7 @@ class RangeMover:
         while time.monotonic() < quiet:
             if self._check_lease().drain:
                 raise DrainedError
-            time.sleep(LEASE_SECONDS)
+            time.sleep(LEASE_CHECK_SECONDS)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Return True if no message of this lease, the only one in doubt, is in a partition."""

@@ -279,7 +279,8 @@ BYTES = 32 * 2**20
 STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
 ALONE_TRIES = 2
-LEASE_SECONDS = 0.5
+LEASE_CHECK_SECONDS = 0.5
+"""Interval of checks of the lease."""
 CONFIRM_SECONDS = 1.0
 """Interval of checks of the subscriptions of the target. Messages stored since the last check are
 acknowledged only after the next one."""
@@ -445,7 +446,7 @@ class Window:
     def _wait_for_permission(self) -> None:
         while True:
             now = time.monotonic()
-            if now - self._checked > LEASE_SECONDS:
+            if now - self._checked > LEASE_CHECK_SECONDS:
                 self._permit, self._checked = self._check_lease(), now
                 self._process_receipts()
             if now - self._confirmed > CONFIRM_SECONDS or self._unconfirmed_bytes > BYTES:
@@ -455,7 +456,7 @@ class Window:
             wait = self._pace.due_in(now, self._permit.rate)
             if not wait:
                 break
-            time.sleep(min(wait, LEASE_SECONDS))
+            time.sleep(min(wait, LEASE_CHECK_SECONDS))
         self._pace.sent(now, self._permit.rate)
 
     def _process_receipts(self) -> None:

@@ -230,9 +230,9 @@ class ReplayJob:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(
-                "the argument of a replay job must be the JSON document of the operator",
+                "the argument of the replay job can't be read",
                 got=repr(error),
-                remedy="start it by a Replay, with equal versions of operator and image",
+                remedy="use an image of the operator's version; Replays start jobs, not people",
             ) from error
 
 

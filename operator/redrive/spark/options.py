@@ -277,7 +277,7 @@ def _topics(options: Mapping[str, str]) -> TopicSelection:
         return _pattern(text, derived=_boolean(_DERIVED, derived or "false"))
     if derived is not None:
         raise InvalidSpecError(
-            f"{_DERIVED} applies to topicsPattern only; {present[0]} reads each of its topics",
+            f"{_DERIVED} can only be used with topicsPattern; {present[0]} reads all its topics",
             got=derived,
             remedy="leave it out",
         )

@@ -238,7 +238,7 @@ class Offsets:
         unknown = sorted(map(str, self.named.keys() - set(partitions)))
         if unknown:
             raise InvalidSpecError(
-                f"{option} must list only partitions of the topics that are read",
+                f"{option} names topics or partitions that are not read",
                 got=", ".join(unknown),
                 remedy="list partitions, such as persistent://shop/prod/orders-partition-0, or the "
                 "topic itself if it has no partitions",

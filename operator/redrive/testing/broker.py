@@ -1,4 +1,4 @@
-"""The topics of one policy in memory; called by `testing.consumer`."""
+"""The topics of one policy in memory; called by `testing.consumers`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Connections of consumers and producers to a broker in memory.
 
-The parts of a consumer of a policy, in place of a `ClientConnection`.
-
-A client for producers, and for consumers that broadcast.
+One takes the place of a `ClientConnection`; the other one is a client for producers and for
+consumers that broadcast.
 """
 
 from __future__ import annotations

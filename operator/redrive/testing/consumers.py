@@ -1,14 +1,6 @@
-"""In-memory consumers, and the topics that they share.
+"""Consumers of all kinds on a broker in memory, for the tests of applications.
 
-Methods by which a test changes the topics and the clock of a consumer.
-
-`RetryConsumer` on a broker in memory; the way in for users' tests.
-
-`SimpleConsumer` on a broker in memory.
-
-`AsyncRetryConsumer` on a broker in memory.
-
-`AsyncSimpleConsumer` on a broker in memory.
+They share topics, and have methods by which a test changes these topics and the clock.
 """
 
 from __future__ import annotations

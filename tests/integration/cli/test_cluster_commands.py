@@ -133,7 +133,7 @@ def test_explain_reads_a_policy_and_its_connection(shop: Shop) -> None:
     assert f"  defaults           of BrokerConnection {shop.name}/main" in lines
     assert any(line.endswith(", then dead-lettered") for line in lines)
     assert "there is no RetryPolicy absent" in shop.run("explain", "absent", code=1)
-    assert "a second name is for a file" in shop.run("explain", "orders", "other", code=2)
+    assert "NAME selects one of several policies" in shop.run("explain", "orders", "other", code=2)
 
 
 def test_status_in_empty_namespace_names_the_next_step(shop: Shop) -> None:

@@ -168,7 +168,7 @@ def test_task_woken_behind_drained_successor_doubles_nothing(
 
     thread = list[threading.Thread]()
     # It falls asleep in the middle: stored messages are acknowledged whenever the lease is read.
-    monkeypatch.setattr(sending, "LEASE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "LEASE_CHECK_SECONDS", 0.02)
     monkeypatch.setattr(sending, "CONFIRM_SECONDS", 0.0)
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_asleep)
     monkeypatch.setattr(Sender, "prove", prove_and_suspend)
@@ -226,7 +226,7 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
         return mover.move(task, again=True)
 
     # It sends all messages before it processes the first receipt or refusal.
-    monkeypatch.setattr(sending, "LEASE_SECONDS", 60.0)
+    monkeypatch.setattr(sending, "LEASE_CHECK_SECONDS", 60.0)
     monkeypatch.setattr(Window, "give_up", give_up_once_stored)
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_killed)
     monkeypatch.setattr(lookup, "find_in_target", allow_and_find)

@@ -169,7 +169,7 @@ async def test_hanging_probe_times_out_for_the_next(monkeypatch: pytest.MonkeyPa
     async with asyncio.timeout(60), asking(answer) as (opened, url):
         admin = Admin(opened, url, Access.bearer("x"))
         with monkeypatch.context() as patch:
-            patch.setattr(client, "PROBE_SECONDS", 0.1)
+            patch.setattr(client, "PROBE_TIMEOUT_SECONDS", 0.1)
             with pytest.raises(BrokerUnreachableError, match=r"no whole answer within 0\.1 s"):
                 await admin.clusters()
         back.set()

@@ -67,7 +67,7 @@ class AtOnce:
 
 
 def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(windows, "LEASE_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
     acknowledged: list[int] = []
     window = Window(
@@ -93,7 +93,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
     deleted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The subscription is deleted after so many messages: later ones reach no consumer."""
-    monkeypatch.setattr(windows, "LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(windows, "LEASE_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
     acknowledged: list[int] = []
     sent: list[int] = []

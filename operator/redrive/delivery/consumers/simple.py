@@ -1,6 +1,4 @@
-"""`SimpleConsumer`, and invisible durations.
-
-`SimpleConsumer`: the application asks for messages when it wants some, and for how long.
+"""`SimpleConsumer`: the application requests messages, each for an invisible duration.
 
 receive ─ acknowledged in time ──────────▶ settled
         ├ failed explicitly ─ retries left ▶ to the retry topic, with the ladder's delay
@@ -9,7 +7,7 @@ receive ─ acknowledged in time ──────────▶ settled
                             ─ retries left ▶ to the retry topic, with no delay
                             └ none ▶ dead-letter topic, or discarded
 
-`policy.invisible` decides whose a message is, `decisions` its verdict. Each message in flight is
+`InFlight` decides whose a message is, `decisions` its verdict. Each message in flight is
 invisible to others until its time ends:
 
 Ready ▶ in flight ─ settled in time ▶ Committed
@@ -325,7 +323,7 @@ def check_unordered(policy: Policy) -> Policy:
     """
     if policy.ordered:
         raise InvalidSpecError(
-            "a simple consumer keeps no order, which the policy promises",
+            "a simple consumer cannot keep the order of an ordered policy",
             got=f"the ordered policy {policy.name or policy.subscription}",
             remedy="use RetryConsumer, or a policy with ordering None",
         )

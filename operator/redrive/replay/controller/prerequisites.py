@@ -275,7 +275,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
     """Check the owner and the subscriptions of a topic.
 
     Raises:
-        TargetNotFound, TargetNotAllowed, TargetNotSubscribed: as for `prepare`.
+        TargetNotFound, TargetNotAllowed, TargetNotSubscribed: as for `prepare_target`.
     """
     try:
         partitioned = await admin.partitions(topic) > 0
