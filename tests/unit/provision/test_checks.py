@@ -104,7 +104,7 @@ def test_derived_topic_outside_rules_is_refused(
     )
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
-    assert f"the {kind} that" in str(violation)
+    assert f"may not use this {kind}" in str(violation)
     assert f"got '{topic}'; add it to a rule" in str(violation)
 
 

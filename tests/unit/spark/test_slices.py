@@ -268,7 +268,7 @@ def test_offset_of_unread_topic_is_refused() -> None:
     """Else its position would be ignored, and all of the topic be read."""
     offsets = starting_offsets(json.dumps({str(ORDERS): "12:0"}))
     offsets.check("startingOffsets", [ORDERS])
-    with pytest.raises(InvalidSpecError, match=r"startingOffsets must list .*got '.*/orders'"):
+    with pytest.raises(InvalidSpecError, match=r"startingOffsets names .*got '.*/orders'"):
         offsets.check("startingOffsets", [ORDERS.partition(0), ORDERS.partition(1)])
 
 
