@@ -175,10 +175,10 @@ class Shop:
         quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
         return pulsar.Client(self.sandbox.pulsar.service_url, authentication=token, logger=quiet)
 
-    def bury(self, count: int, cause: str) -> None:
-        """Lay messages into the dead-letter topic."""
+    def bury(self, count: int, cause: str, topic: TopicName | None = None) -> None:
+        """Lay messages into the dead-letter topic, or another one."""
         client = self.client()
-        producer = client.create_producer(str(self.policy.dead_letter_topic))
+        producer = client.create_producer(str(topic or self.policy.dead_letter_topic))
         for _ in range(count):
             properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
             producer.send(b"order", properties=properties)

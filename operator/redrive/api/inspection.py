@@ -23,6 +23,7 @@ from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedC
 
 NEWEST = 10_000
 """Entries that are read by default."""
+MAX_NEWEST = 1_000_000
 MAX_INSPECTED_CAUSES = 50
 DEFAULT_DEADLINE, DEFAULT_TTL = "10m", "1h"
 
@@ -75,7 +76,7 @@ class InspectionSpec(ApiModel):
     select: MessageSelection | None = None
     """Messages to count. Defaults to all that are read."""
 
-    newest: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] = NEWEST
+    newest: Annotated[int, Strict(), Field(ge=1, le=MAX_NEWEST)] = NEWEST
     """Maximum number of entries to read, 1 to 1000000: the newest ones of each partition, and about
     256 MiB of them. Defaults to 10000."""
 

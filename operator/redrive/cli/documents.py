@@ -270,6 +270,21 @@ class PlannedCauseList(_Document):
     items: list[PlannedCause]
 
 
+class InspectedCauseList(_Document):
+    """Output of `causes --waiting` without `--direct`: the summary of an Inspection.
+
+    Of `messages` that were read `matched` are selected, and counted in the items.
+    """
+
+    kind: Literal["InspectedCauseList"]
+    inspection: str
+    totalEntries: int
+    readEntries: int
+    messages: int
+    matched: int
+    items: list[PlannedCause]
+
+
 class MessageList(_Inspected):
     """Output of `peek`, the newest message first."""
 
@@ -287,5 +302,6 @@ DOCUMENTS = (
     FindingList,
     CauseList,
     PlannedCauseList,
+    InspectedCauseList,
     MessageList,
 )

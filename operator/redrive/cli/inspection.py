@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,8 @@ import click
 
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
-from redrive.cli.cluster import Cluster
+from redrive.api.inspection import MAX_NEWEST
+from redrive.cli.cluster import Cluster, ObjectNotFoundError
 from redrive.cli.documents import CauseCount, MalformedEntryRecord, PlannedCause, ReplayRecord
 from redrive.cli.inspection_request import (
     InspectionRequest,
@@ -43,8 +44,9 @@ from redrive.cli.output import (
     table,
     utc_option,
 )
-from redrive.cli.replay import manifest, planned
-from redrive.cli.replays import run_of
+from redrive.cli.policies import ENDED, conditions_of
+from redrive.cli.replay import manifest, object_of, planned
+from redrive.cli.replays import phase_of, run_of
 from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
@@ -52,7 +54,7 @@ from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
 from redrive.inspection.record import Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.summary import NONE_RECORDED, CauseGroup, Summary
-from redrive.kube.resources import POLICIES, REPLAYS
+from redrive.kube.resources import INSPECTIONS, POLICIES, REPLAYS
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.values import time_text
 from redrive.reading.rows import DeadLetterRow
@@ -64,6 +66,8 @@ MAX_PAYLOAD = 64 * 2**10
 MAX_PEEKED_BYTES = 8 * 2**20
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
+_TTL = "5m"
+"""Time after its end when an Inspection of a command is deleted."""
 _LONGEST_VALUE = 64
 _LONGEST_CAUSE = 40
 _FRAMES = 3
@@ -113,7 +117,8 @@ def causes(request: InspectionRequest) -> int:
     """Count dead letters by the cause of their last failure. Nothing is consumed.
 
     POLICY is the name of a RetryPolicy in the cluster. Its dead letters are counted there, by a
-    Replay that moves nothing; --waiting and --reveal need --direct.
+    Replay that moves nothing, and with --waiting its retries by an Inspection; --reveal needs
+    --direct.
 
     With --direct this program reads the newest 10000 entries, and shows consumers and
     examples as well. A FILE, whose name has a / or ends with .yaml or .json, has RetryPolicies;
@@ -121,7 +126,8 @@ def causes(request: InspectionRequest) -> int:
     of the message itself. --reveal shows clear text: your own token is the right to read it.
     """
     if not (request.access.is_direct or request.is_of_file):
-        return _count_in_cluster(request)
+        _check_counted(request)
+        return _inspect(request) if request.waiting else _count_in_cluster(request)
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
@@ -148,10 +154,8 @@ def _count_in_cluster(request: InspectionRequest) -> int:
     """Count the causes of dead letters by a Replay, and print them.
 
     Raises:
-        UsageError: an option needs a reading of the broker.
         RedriveError: the Replay can't be created, or it failed.
     """
-    _check_counted(request)
     cluster = Cluster(request.flags)
     policy = cluster.get(POLICIES, cluster.namespace, request.policy)
     body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
@@ -159,7 +163,8 @@ def _count_in_cluster(request: InspectionRequest) -> int:
     say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
     plan = planned(cluster, created)
     counts = run_of(plan).get("counts") or {}
-    items = list(_planned_causes(plan, counts.get("left", 0)))
+    causes = (run_of(plan).get("preview") or {}).get("causes") or ()
+    items = list(_planned_causes(causes, counts.get("left", 0)))
     if request.output in FORMATS:
         figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
         fields = {"replay": plan["metadata"]["name"], **figures}
@@ -172,23 +177,87 @@ def _count_in_cluster(request: InspectionRequest) -> int:
     return 0
 
 
+def _inspect(request: InspectionRequest) -> int:
+    """Count the causes of waiting retries by an Inspection, and print them.
+
+    Raises:
+        RedriveError: the Inspection can't be created, or it failed.
+    """
+    cluster = Cluster(request.flags)
+    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
+    spec = {
+        "policyRef": {"name": request.policy},
+        "from": request.source,
+        "select": request.select or None,
+        "newest": MAX_NEWEST if request.reads_all else None,
+        "ttlAfterFinished": _TTL,
+        "reason": "causes",
+    }
+    created = cluster.create(INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec))
+    name = created["metadata"]["name"]
+    say(f"inspection.redrive.io/{name} reads, and consumes nothing")
+    run = run_of(_inspected(cluster, created))
+    items = list(_planned_causes(run.get("causes") or (), run["matched"]))
+    if request.output in FORMATS:
+        figures = {n: run[n] for n in ("totalEntries", "readEntries", "messages", "matched")}
+        names = [item["cause"] for item in items]
+        fields = {"inspection": name, **figures}
+        print_document(document("InspectedCauseList", items, **fields), request.output, names)
+        return 0
+    if items:
+        click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
+    say(f"read {run['messages']} {_WORDS[request.source]}; {run['matched']} are selected")
+    if run.get("truncated"):
+        say(f"these are the newest; of {run['totalEntries']} entries --all reads more")
+    say(f"Consumers and examples: {request.direct_hint()}")
+    return 0
+
+
+def _inspected(cluster: Cluster, inspection: Body) -> Body:
+    """Wait for the end of an Inspection, and return it.
+
+    Raises:
+        RedriveError: it failed, or can't start.
+        KeyboardInterrupt: the command was interrupted; the Inspection is deleted.
+    """
+    live = Live(sys.stderr)
+    try:
+        for snapshot in cluster.states(INSPECTIONS, inspection):
+            (inspection,) = snapshot.objects
+            run, ready = run_of(inspection), conditions_of(inspection).get("Ready") or {}
+            problem = f"{ready.get('reason')}: {ready.get('message')}"
+            if phase_of(inspection) == "Completed":
+                live.clear()
+                return inspection
+            if "Stalled" in conditions_of(inspection):
+                raise RedriveError("the messages can't be read", got=problem, remedy="correct it")
+            shown = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
+            error = () if snapshot.error is None else (f"  {snapshot.error}",)
+            live.show([shown if run else problem if ready else "starts", *error])
+    finally:
+        if phase_of(inspection) not in ENDED:
+            with suppress(ObjectNotFoundError):
+                cluster.delete(INSPECTIONS, inspection)
+    raise RedriveError("the Inspection was deleted", remedy="repeat the command")
+
+
 def _check_counted(request: InspectionRequest) -> None:
     options = {
-        "--waiting": request.waiting,
         "--reveal": request.reveals,
         "--limit": "limit" in request.select,
+        "--where with --waiting": request.waiting and "where" in request.select,
     }
     if names := [name for name, is_set in options.items() if is_set]:
         raise click.UsageError(
-            f"{', '.join(names)} of causes is for --direct: in the cluster all dead letters are "
+            f"{', '.join(names)} of causes is for --direct: in the cluster all messages are "
             f"counted, and no text is shown\n{request.direct_hint()}"
         )
 
 
-def _planned_causes(plan: Body, total: int) -> Iterator[PlannedCause]:
-    """Yield the causes of messages that can be moved; the status has the 20 most frequent ones."""
+def _planned_causes(causes: Iterable[Body], total: int) -> Iterator[PlannedCause]:
+    """Yield the causes of messages, and the number of those that the status does not list."""
     listed = 0
-    for count in (run_of(plan).get("preview") or {}).get("causes") or ():
+    for count in causes:
         listed += count["messages"]
         yield {
             "cause": count["cause"],

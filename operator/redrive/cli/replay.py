@@ -53,7 +53,7 @@ from redrive.cli.replays import (
     run_of,
 )
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
+from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY, Resource
 from redrive.policy.values import parse_duration
 
 FOLLOW_FOR = "15m"
@@ -282,9 +282,15 @@ def manifest(policy: Body, select: Body, user: str, mode: str, options: dict[str
         "ticket": options["ticket"],
         **_LIFETIMES.get(mode, {}),
     }
+    return object_of(REPLAYS, policy, user, spec)
+
+
+def object_of(resource: Resource, policy: Body, user: str, spec: Body) -> Body:
+    """Return an object that a policy owns, created by *user*, without None in *spec*."""
+    metadata = policy["metadata"]
     return {
         "apiVersion": API_VERSION,
-        "kind": REPLAYS.kind,
+        "kind": resource.kind,
         "metadata": {
             "generateName": f"{metadata['name']}-",
             "namespace": metadata["namespace"],

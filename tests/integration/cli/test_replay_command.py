@@ -100,6 +100,34 @@ def test_causes_are_counted_in_the_cluster(shop: Shop) -> None:
 
 
 @pytest.mark.timeout(5 * SECONDS)
+def test_waiting_causes_are_read_by_an_inspection(shop: Shop) -> None:
+    shop.declare_inspection()
+    for cause in ("Throttled", "Throttled", "LockTimeout"):
+        shop.bury(1, cause, shop.policy.retry_topic)
+    command = ("causes", "orders", "--waiting")
+    refused = Terminal(shop, *command)
+    assert refused.end() == 1
+    assert "RetriesNotInspected" in refused.text
+    shop.declare_inspection(retryTopics="Allowed")
+
+    causes = Terminal(shop, *command)
+
+    assert causes.end() == 0
+    rows = [row.split()[:2] for row in causes.text.splitlines()]
+    assert rows.index(["2", "Throttled"]) < rows.index(["1", "LockTimeout"])
+    assert "read 3 messages that wait for a retry; 3 are selected" in causes.text
+    selected = Terminal(shop, *command, "--cause", "LockTimeout", "-o", "json")
+    assert selected.end() == 0
+    shown = json.loads(selected.text[selected.text.index("{") :])
+    check(shown, SCHEMAS["$defs"]["InspectedCauseList"])
+    assert (shown["messages"], shown["matched"], len(shown["items"])) == (3, 1, 1)
+    names = shop.kubectl("get", "inspections", "-o", "name").split()
+    assert len(names) == 2  # the refused one is deleted
+    author = "{.items[*].metadata.annotations.redrive\\.io/requested-by}"
+    assert shop.kubectl("get", "inspections", "-o", f"jsonpath={author}") == "admin admin"
+
+
+@pytest.mark.timeout(5 * SECONDS)
 def test_confirmed_replay_moves_what_its_review_showed(shop: Shop, tmp_path: Path) -> None:
     shop.declare()
     shop.bury(3, "WarehouseDown")
