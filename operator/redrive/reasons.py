@@ -469,6 +469,9 @@ class Reason(enum.StrEnum):
     REPLAY_IDENTITY_MISSING = _ReasonRow("ReplayIdentityMissing", STALLED,
         "the BrokerConnection names no role for replays",
         "set `replay` there")
+    AUTHOR_FIELD_MISSING = _ReasonRow("AuthorFieldMissing", STALLED,
+        "the Replay lacks a `reason` or `ticket` that `replay.require` of its connection requires",
+        "create another Replay with it")
     INSPECTION_IDENTITY_MISSING = _ReasonRow("InspectionIdentityMissing", STALLED,
         "the BrokerConnection names no role for Inspections",
         "set `inspection` there")

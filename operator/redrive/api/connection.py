@@ -274,6 +274,13 @@ class JobIdentity(ApiModel):
     the image of jobs. Required if `spec.pulsar.tls` is set."""
 
 
+class Requirement(enum.StrEnum):
+    """Field that the author of a Replay has to fill in."""
+
+    REASON = "Reason"
+    TICKET = "Ticket"
+
+
 class ReplayIdentity(JobIdentity):
     """Pulsar role of replay jobs, and their credentials, which differ from the operator's."""
 
@@ -287,6 +294,26 @@ class ReplayIdentity(JobIdentity):
     """Number of messages that a Replay may move without approval, even if its RetryPolicy permits
     more. A Replay of more messages waits for a ReplayApproval. Defaults to
     `replay.approvalAbove` of the policy."""
+
+    require: (
+        Annotated[
+            tuple[
+                Annotated[
+                    Requirement,
+                    *one_of(
+                        Requirement,
+                        "`require` must be a list of Reason and Ticket",
+                        "use one of Reason, Ticket",
+                    ),
+                ],
+                ...,
+            ],
+            Field(min_length=1, max_length=len(Requirement), json_schema_extra=SET),
+        ]
+        | None
+    ) = None
+    """Fields that a Replay which moves messages must have: `reason`, `ticket` or both. Plans are
+    exempt. Defaults to none. Example: `[Reason, Ticket]`."""
 
 
 class InspectedRetries(enum.StrEnum):

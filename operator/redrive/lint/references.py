@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import TypeVar
 
 from redrive.api.connection import BrokerConnectionSpec
@@ -75,7 +75,7 @@ def check_references(
     Args:
         manifests: in the order of files and lines; the first of two policies has priority.
         namespaces: Namespaces, for connections that select by label.
-        secrets: Secrets, which replay jobs may mount with the consent of their owner.
+        secrets: Secrets, which jobs may mount with the consent of their owner.
     """
     claims, findings = resolve(manifests, namespaces)
     yield from findings
@@ -343,16 +343,16 @@ def _check_rival(claim: Claim, rival: Claim) -> Iterator[Finding]:
 
 
 def _check_consents(claims: Sequence[Claim], secrets: Sequence[Manifest]) -> Iterator[Finding]:
-    """Yield each Secret that replay jobs of a policy mount, and whose owner does not consent."""
+    """Yield each Secret that jobs of a policy mount, and whose owner does not consent."""
     by_key: dict[Key, list[Manifest]] = defaultdict(list)
     for secret in secrets:
         by_key[_key(secret)].append(secret)
     for claim in claims if secrets else ():
-        identity = None if claim.connection is None else claim.connection.spec.replay
-        if identity is None:
-            continue
+        spec = None if claim.connection is None else claim.connection.spec
+        identities = () if spec is None else filter(None, (spec.replay, spec.inspection))
         # Loaded for manifests with Secrets only: it takes long.
-        for needed in import_module("redrive.replay.controller.launch").lent_objects(identity):
+        lent_objects = import_module("redrive.replay.controller.launch").lent_objects
+        for needed in chain.from_iterable(map(lent_objects, identities)):
             if needed.resource is SECRETS:
                 key = Key(claim.request.key.namespace, needed.name)
                 for secret in by_key[key]:
@@ -367,7 +367,7 @@ def _check_consent(secret: Manifest, connection: Key) -> Iterator[Finding]:
         names = [name.rpartition("/")[2] for name in names]
     if (str(connection) if connection.namespace else connection.name) not in names:
         problem = (
-            f"replay jobs of the BrokerConnection {connection} mount this Secret, and its owner "
+            f"jobs of the BrokerConnection {connection} mount this Secret, and its owner "
             f"does not consent; got {value!r}; add the annotation `{USABLE_BY}: {connection}`"
         )
         path = ("metadata", "annotations", USABLE_BY)

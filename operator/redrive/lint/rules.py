@@ -98,7 +98,7 @@ class LintRule(enum.Enum):
     )
     CONSENT_MISSING = (
         Severity.WARNING,
-        "A Secret of replay jobs lacks the annotation `redrive.io/usable-by` for its connection.",
+        "A Secret of jobs lacks the annotation `redrive.io/usable-by` for its connection.",
     )
     TARGET_NOT_ALLOWED = Severity.ERROR, "The connection does not allow the target of a Replay."
     BATCH_MIXES_KEYS = Severity.ERROR, "A Replay sends batches to a topic that is read by key."

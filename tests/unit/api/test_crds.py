@@ -107,6 +107,7 @@ def test_unordered_lists_are_sets() -> None:
         "BrokerConnection.spec.allow[].roles",
         "BrokerConnection.spec.allow[].namespaces.names",
         "BrokerConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
+        "BrokerConnection.spec.replay.require",
         "Replay.spec.confirmations",
         "Replay.spec.select.ids",
         "Replay.spec.select.keys",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity
+from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity, Requirement
 from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.permissions import Permissions
 from redrive.api.replay import Confirmation, ReplaySpec, Sending
@@ -194,6 +194,22 @@ def replay_is_not_safe(request: RunRequest) -> RedriveError | None:
     return None
 
 
+def field_is_required(request: RunRequest) -> RedriveError | None:
+    """Find a Replay without a reason or ticket that the connection requires."""
+    identity, spec = request.connection.replay, request.spec
+    if identity is None or spec.is_plan:
+        return None
+    fields = {Requirement.REASON: spec.reason, Requirement.TICKET: spec.ticket}
+    missing = [name.lower() for name in identity.require or () if not fields[name]]
+    if not missing:
+        return None
+    return Reason.AUTHOR_FIELD_MISSING.error(
+        f"the BrokerConnection {request.through} requires fields of Replays that are missing",
+        got=f"no {' and no '.join(missing)}",
+        remedy=f"make another Replay with {' and '.join(missing)}",
+    )
+
+
 _CHECKS: tuple[Callable[[RunRequest], RedriveError | None], ...] = (
     dead_letters_are_discarded,
     identity_is_missing,
@@ -203,4 +219,5 @@ _CHECKS: tuple[Callable[[RunRequest], RedriveError | None], ...] = (
     template_is_not_permitted,
     executors_exceed_connection,
     replay_is_not_safe,
+    field_is_required,
 )

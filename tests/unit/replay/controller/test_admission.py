@@ -450,6 +450,23 @@ def test_discarding_policy_has_nothing_to_replay() -> None:
         admit(replay(), ctx(policies=[discarding]))
 
 
+@pytest.mark.parametrize(
+    ("spec", "missing"),
+    [
+        ({}, "no reason and no ticket"),
+        ({"reason": "fixed"}, "no ticket"),
+        ({"ticket": "OPS-1", "mode": "Review"}, "no reason"),
+    ],
+)
+def test_required_reason_and_ticket_hold_a_replay(spec: dict[str, str], missing: str) -> None:
+    body = connection()
+    body["spec"]["replay"]["require"] = ["Reason", "Ticket"]
+    with raises(Reason.AUTHOR_FIELD_MISSING, match=f"got '{missing}'; make another Replay"):
+        admit(replay(spec=spec), ctx(connections=[body]))
+    for complete in ({"reason": "fixed", "ticket": "OPS-1"}, {"mode": "Plan"}):
+        admit(replay(spec=complete), ctx(connections=[body]))
+
+
 def test_job_policy_has_connection_defaults() -> None:
     admitted = admit(replay(), ctx(connections=[connection(policyDefaults={"maxRetries": 3})]))
     assert admitted.job.policy.max_retries == 3
