@@ -522,8 +522,9 @@ class RetryPolicyStatus(StatusModel):
     blocked_keys: Annotated[tuple[BlockedKey, ...], Field(max_length=MAX_BLOCKED_KEYS)] | None = (
         None
     )
-    """Keys that wait for a retry for at least ten seconds, as consumers in Python publish them; the
-    longest first, at most 20. Absent without any."""
+    """Keys whose messages wait for the retry of one, if its next retry is ten seconds or more after
+    its first failure. Consumers in Python publish them. The longest blocked first, at most 20.
+    Absent without any."""
 
     replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
     """Results of the last ten Replays of the policy, latest first. Absent without any."""
