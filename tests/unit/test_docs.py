@@ -133,6 +133,24 @@ def test_every_annotation_stands_on_its_page() -> None:
     assert {text for text in names if f"`{text}`" not in page} == set()
 
 
+def test_annotations_and_metrics_of_pages_exist() -> None:
+    source = "".join(module.read_text("utf-8") for module in MODULES)
+    reference = [DOCS / "reference" / f"{name}.md" for name in ("metrics", "consumer-metrics")]
+    rows = "".join(page.read_text("utf-8") for page in reference)
+    metrics = set(re.findall(r"^\| `(redrive_\w+)` \|", rows, re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        names = {re.sub("_(bucket|count|sum)$", "", name) for name in METRIC.findall(text)}
+        assert names <= metrics, page
+        assert [name for name in ANNOTATION.findall(text) if name not in source] == [], page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_installs_nothing_that_is_not_published(page: Path) -> None:
+    """Until the first release no registry has the package: pages install a wheel or a checkout."""
+    assert re.findall(r"pip(?:x)? install ['\"]?redrive(?!-\d)", page.read_text("utf-8")) == []
+
+
 def test_guarantees_of_the_readme_have_tests() -> None:
     section = README.read_text("utf-8").split("## Guarantees")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
@@ -143,6 +161,8 @@ def test_guarantees_of_the_readme_have_tests() -> None:
 
 COMMAND = re.compile(r"^[ $]*(?:kubectl )?redrive ([a-z-]+)(?: ([^|#\n]*))?", re.MULTILINE)
 """A command of redrive at the beginning of a line of code."""
+METRIC = re.compile(r"\b(redrive_[a-z]\w+)")
+ANNOTATION = re.compile(r"`(redrive\.io/[a-z-]+)`")
 
 
 def flags_of(name: str) -> set[str]:

@@ -153,6 +153,7 @@ RUNS = [
     Run(RESPOND, CLUSTER),
     Run(BLOCKED_KEY, CLUSTER),
     Run(AUDIT, "tests/integration/replay/test_ledger.py"),
+    Run(READ, JAVA_PAGES, ["By pulsar-admin"]),
     Run(READ, INSPECTION),
     *(Run(page, test) for page in RUNBOOKS for test in (CLUSTER, JAVA_PAGES)),
     *(Run(page, GITOPS_PAGES) for page in (BACK_UP, GITOPS, ARGOCD, FLUX)),

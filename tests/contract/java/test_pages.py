@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from py4j.java_gateway import JavaGateway
 
 from redrive.policy.envelope import CAUSE_TYPE
 from sandbox.pulsar import SUPERUSER
-from tests.support.documented import CONSUMER_METRICS, JAVA, RUNBOOKS, block, commands
+from tests.support.documented import CONSUMER_METRICS, JAVA, READ, RUNBOOKS, block, commands
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 
@@ -133,15 +132,18 @@ def test_commands_of_pulsar_admin_in_pages_run(
         "RETRY_TOPIC": str(policy.retry_topic),
         "DEAD_LETTER_TOPIC": str(policy.dead_letter_topic),
         "persistent://shop/prod/orders": str(policy.topic),
+        "persistent://shop/prod/orders-fulfilment-DLQ": str(policy.dead_letter_topic),
     }
-    pages = (*RUNBOOKS, CONSUMER_METRICS)
+    provisioned.send(b"a dead letter", topic=policy.dead_letter_topic)
+    pages = (*RUNBOOKS, CONSUMER_METRICS, READ)
     lines = {line for page in pages for b in commands(page) for line in b.text.splitlines()}
-    used = sorted(line for line in lines if line.startswith("pulsar-admin "))
-    assert len(used) > 4
-    for line in used:
+    outputs = {}
+    for line in sorted(line for line in lines if line.startswith("pulsar-admin ")):
         *words, topic = shlex.split(line.partition(" #")[0])[1:]
         words.append(topics[topic])
         arguments = java.new_array(java.jvm.java.lang.String, len(words))
         for index, word in enumerate(words):
             arguments[index] = word
-        assert json.loads(program.administer(properties, arguments)), line
+        outputs[words[1]] = program.administer(properties, arguments)
+    assert outputs.keys() == {"peek-messages", "stats", "stats-internal"}
+    assert "a dead letter" in outputs["peek-messages"]
