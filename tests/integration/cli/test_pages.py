@@ -248,7 +248,7 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
         (RESPOND, "1. See the state", [0]),
         (RESPOND, "2. Find the cause, and count", [0]),
         (RESPOND, "3. Move", [3]),
-        (README, "When messages have died", [0, 3]),
+        (README, "When messages have died", [0, 0, 3]),
         (BLOCKED_KEY, "Which of the two it is", [0]),
         (BLOCKED_KEY, "Dead-letter the message", [0]),
     ],

@@ -94,7 +94,7 @@ def test_the_example_of_producing_sends_its_message(
         return RetryProducer(client, str(provisioned.policy.topic))
 
     monkeypatch.setattr(redrive, "RetryProducer", open_)
-    heading = "Produce without loss or duplicates"
+    heading = "Send messages again that may be lost"
     code = compile(example("produce", heading), heading, "exec")
     exec(code, {"client": provisioned.client("superuser")})  # noqa: S102 - our own guide
     message = provisioned.consumer().receive(30)
