@@ -15,11 +15,11 @@ from release import CHECKOUT
 PAGE = CHECKOUT / "docs" / "howto" / "choose-a-ladder.md"
 PLOT = CHECKOUT / "docs" / "assets" / "ladders.svg"
 RETRIES = 16
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 560, 50, 410
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 440, 50, 410
 _DECADES = 5
 """The axis of time goes from one second to 100 000 s, about a day."""
 _MARKS = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3_600: "1 h", 36_000: "10 h"}
-_LABEL_HEIGHT = 19
+_LABEL_HEIGHT = 21
 _COLORS = {  # of light and dark pages
     "#0969da": "#4493f8",
     "#9a6700": "#d29922",
@@ -29,8 +29,8 @@ _COLORS = {  # of light and dark pages
 }
 _DASHES = ("", "8 4", "2 4", "12 4 2 4", "5 3")
 _HEAD = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 470" role="img" \
-aria-labelledby="title description" font-family="system-ui, sans-serif" font-size="14">
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 470" role="img" \
+aria-labelledby="title description" font-family="system-ui, sans-serif" font-size="16">
   <title id="title">Time until a message is dead</title>
   <desc id="description">A line for each ladder of the table: the sum of all delays after 1 to 16 \
 retries, on a logarithmic scale.</desc>
@@ -41,7 +41,7 @@ retries, on a logarithmic scale.</desc>
       {dark}
     }}
   </style>
-  <rect width="820" height="470" rx="12" fill="#f6f8fa"/>
+  <rect width="640" height="470" rx="12" fill="#f6f8fa"/>
 """
 
 
