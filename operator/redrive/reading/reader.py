@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -269,6 +269,36 @@ def read_ranges(
         if entry in wanted.get(ledger, ()):
             yield DeadLetterRow.of(message, index)
         del message  # before the next one is decompressed
+
+
+class RowsByRange:
+    """Messages of several ranges that are read together, by range.
+
+    Args:
+        rows: messages as by `read_ranges`.
+    """
+
+    def __init__(self, rows: Generator[DeadLetterRow]) -> None:
+        self._rows = rows
+        self._next: DeadLetterRow | None = None
+
+    def of(self, piece: Range) -> Iterator[DeadLetterRow]:
+        """Yield the messages of a range; call it once for each range, in order.
+
+        Some may be missing, for example those of a second reading.
+        """
+        row, self._next = self._next, None
+        while (row := row or next(self._rows, None)) is not None:
+            if row.position[:2] > (piece.ledger, piece.last):
+                self._next = row
+                return
+            if piece.holds(row.position):
+                yield row
+            row = None  # before the next one is decompressed
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._rows.close()
 
 
 def chunks_of_whole(

@@ -1,16 +1,17 @@
-"""Account of a Replay: numbers of messages by result."""
+"""Account of a Replay: numbers of messages by result, and their causes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from redrive.reading import bitmap
 from redrive.reading.ranges import Range
 from redrive.replay.records import RangePlan, RangeRecord, Records, RefusedEntry, unite
+from redrive.replay.spec import FailureCause
 
 SHOWN = 100
 _NUMBERS = (
@@ -116,3 +117,61 @@ def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int)
 def _refusals(plans: Mapping[Range, RangePlan]) -> Iterator[RefusedEntry]:
     for source_range in sorted(plans):
         yield from plans[source_range].refused
+
+
+CAUSES = 100
+"""Maximum number of counted causes, because any client may write causes."""
+MAX_CAUSES = 10_000
+"""Maximum number of causes while a range is planned, which bounds its memory. Above it, the less
+frequent half is dropped, so their later messages may be counted without earlier ones."""
+
+
+class CauseFigures(NamedTuple):
+    """Figures of the messages with one cause.
+
+    Attributes:
+        messages: number of messages.
+        replayed: number of these that were replayed before, and died again.
+        first: first publish time, in milliseconds since 1970, like *last*.
+    """
+
+    messages: int
+    replayed: int
+    first: int
+    last: int
+
+
+Causes = Mapping[FailureCause, CauseFigures]
+
+
+def add_cause(
+    causes: dict[FailureCause, CauseFigures], failure: FailureCause, figures: CauseFigures
+) -> None:
+    """Add figures of a cause."""
+    before = causes.get(failure)
+    if before is not None:
+        figures = CauseFigures(
+            before.messages + figures.messages,
+            before.replayed + figures.replayed,
+            min(before.first, figures.first),
+            max(before.last, figures.last),
+        )
+    causes[failure] = figures
+
+
+def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
+    """Return the most frequent causes of several parts together."""
+    total: dict[FailureCause, CauseFigures] = {}
+    for part in parts:
+        for failure, figures in part.items():
+            add_cause(total, failure, figures)
+    ordered = sorted(total.items(), key=lambda item: item[1].messages, reverse=True)
+    return dict(ordered[:limit])
+
+
+def drop_rare(causes: dict[FailureCause, CauseFigures]) -> None:
+    """Drop the less frequent half of *causes* if there are more than `MAX_CAUSES`."""
+    if len(causes) > MAX_CAUSES:
+        kept = frequent_causes((causes,), MAX_CAUSES // 2)
+        causes.clear()
+        causes.update(kept)

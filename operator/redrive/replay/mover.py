@@ -429,7 +429,7 @@ class RangeMover:
         task, route = self._task, self._route
         if self._is_first_reading:
             self._is_first_reading = False
-            for row in self._connections.rows(task.range):
+            for row in self._connections.rows.of(task.range):
                 for entry in row.chunks or (row.position.entry_id,):
                     if task.range.holds(Position(*entry, 0)):
                         entries &= ~(1 << entry.entry - task.range.first)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader
 from redrive.reading.positions import Try, sequence_id
 from redrive.reading.ranges import Partition, Range
-from redrive.reading.reader import ReadableTopic
+from redrive.reading.reader import ReadableTopic, RowsByRange
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup
 from redrive.replay.ledger import Lease, mounted_key
@@ -511,6 +511,7 @@ class TaskConnections:
         consumer: consumer that acknowledges dead letters.
         pace: pace of all messages.
         proven: True if the target has proved to deduplicate, or does not need to.
+        rows: messages of several ranges that are read together; none of a range alone.
         source: state of the partition of dead letters at the last poll; None before the first.
     """
 
@@ -535,12 +536,11 @@ class TaskConnections:
         self.source: Partition | None = None
         self._poll_due = time.monotonic() + POLL_SECONDS
         self._transport: ProtocolTransport | None = None
-        self._rows = self._read_all(tasks)
-        self._row: DeadLetterRow | None = None
+        self.rows = RowsByRange(self._read_all(tasks))
 
     def close(self) -> None:
         """Close all connections but the client."""
-        self._rows.close()
+        self.rows.close()
         self.lease.close()
         if self._transport is not None:
             self._transport.end()
@@ -551,21 +551,6 @@ class TaskConnections:
             url, batches = self._route.service_url, self._route.batch
             self._transport = ProtocolTransport(url, batches=batches)
         return self._transport
-
-    def rows(self, source_range: Range) -> Iterator[DeadLetterRow]:
-        """Yield messages of a range that are read together with those of other ranges.
-
-        Other messages of the range are not included, for example after an error.
-        """
-        end = source_range.ledger, source_range.last
-        row, self._row = self._row, None
-        while (row := row or next(self._rows, None)) is not None:
-            if row.position[:2] > end:
-                self._row = row
-                return
-            if source_range.holds(row.position):
-                yield row
-            row = None
 
     def read_source(self) -> Partition:
         """Return the current state of the partition of dead letters."""

@@ -29,20 +29,19 @@ from redrive.reading import bitmap, broker, rows
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
+from redrive.replay.account import CauseFigures
 from redrive.replay.job import plan
 from redrive.replay.job.plan import (
-    CauseFigures,
     PlannedRange,
     Scan,
     Scanned,
     ScannedMessage,
-    TaskFailure,
 )
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan
 from redrive.replay.spec import Choice, Chooser, FailureCause, ReplayJob
-from redrive.replay.task import RangeTask
+from redrive.replay.task import RangeTask, TaskFailure
 
 _PLANNED = (
     "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "delivered",
@@ -133,9 +132,9 @@ class Spark:
             return
         if self._job.where is None:
             # No row is passed to the JVM.
-            plan_each = functools.partial(_plan, self._scanned)
-            ranges = self._spark.sparkContext.parallelize(scans, len(scans))
-            written = ranges.map(plan_each).collect()
+            groups = list(plan.grouped(scans, self.slots))
+            tasks = self._spark.sparkContext.parallelize(groups, len(groups))
+            written = tasks.flatMap(functools.partial(_plan, self._scanned)).collect()
         else:
             choices = {scan.piece.range: scan.choice for scan in scans}
             fold = functools.partial(_fold, self._job, choices, self._scanned)
@@ -210,8 +209,8 @@ class _Sum(AccumulatorParam[Scanned]):
         return value1 + value2
 
 
-def _plan(scanned: Accumulator[Scanned], scan: Scan) -> str:
-    return _written(plan.scan(scan), scanned)
+def _plan(scanned: Accumulator[Scanned], group: Sequence[Scan]) -> list[str]:
+    return [_written(planned, scanned) for planned in plan.scan_all(group)]
 
 
 def _move_all(tasks: Sequence[RangeTask]) -> Sequence[RangeResult] | TaskFailure:

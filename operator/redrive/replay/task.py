@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader
 from redrive.reading.positions import EntryId, Tail, TargetPartition
@@ -117,3 +119,22 @@ class RangeTask:
         """Return the entry after which reading of *entries*, a bitmap, begins."""
         after = reader.first_entry(self.range, entries, self.chunks)
         return min(after, self.after) if self.unread else after
+
+
+class TaskFailure(NamedTuple):
+    """A `RedriveError` of a task, as a value for another process."""
+
+    kind: type[RedriveError]
+    message: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: RedriveError) -> TaskFailure:
+        """Return *error* as a value."""
+        return cls(type(error), str(error), error.reason)
+
+    def error(self) -> RedriveError:
+        """Return the error; the constructor of its class may take other arguments."""
+        error = self.kind.__new__(self.kind, self.message)
+        error.reason = self.reason
+        return error

@@ -11,13 +11,13 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.reading import reader
 from redrive.replay import sending
-from redrive.replay.job import dispatch
+from redrive.replay.job import plan
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
 from redrive.replay.task import RangeTask
-from tests.support.local_runs import Notes, job_of, numbers
+from tests.support.local_runs import Notes, job_of, numbers, selecting
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -27,7 +27,7 @@ LEDGERS, EACH = 6, 5
 @pytest.fixture
 def provisioned(provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Return a policy whose dead letters are in several ledgers, which make one group."""
-    monkeypatch.setattr(dispatch, "GROUPS", 1)
+    monkeypatch.setattr(plan, "GROUPS", 1)
     provisioned = provision_policy()
     for ledger in range(LEDGERS):
         provisioned.bury_many(EACH, ledger * EACH)
@@ -53,9 +53,11 @@ def check_moved_once(provisioned: Any) -> None:  # noqa: ANN401
     provisioned.check_audit()
 
 
+@pytest.mark.parametrize("scans", [0, 1])
 def test_ranges_of_several_ledgers_are_moved_in_one_task(
     provisioned: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
+    scans: int,
 ) -> None:
     readers: list[object] = []
     open_reader = reader.read_ranges
@@ -66,9 +68,10 @@ def test_ranges_of_several_ledgers_are_moved_in_one_task(
 
     monkeypatch.setattr(reader, "read_ranges", counted)
     engine = Grouped()
-    account = runs.run(job_of(provisioned), engine, Notes())
+    job = job_of(provisioned)
+    account = runs.run(selecting(job) if scans else job, engine, Notes())
     assert (account.moved, account.left, engine.groups) == (LEDGERS * EACH, 0, [LEDGERS])
-    assert len(readers) == 1
+    assert len(readers) == scans + 1
     check_moved_once(provisioned)
 
 

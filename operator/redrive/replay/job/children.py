@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -25,10 +26,10 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover
 from redrive.replay.job import plan
 from redrive.replay.job.dispatch import MAX_LOSSES
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned, TaskFailure
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned
 from redrive.replay.outcome import RangeResult
 from redrive.replay.spec import PodSize
-from redrive.replay.task import RangeTask
+from redrive.replay.task import RangeTask, TaskFailure
 
 DRIVER_MEMORY: Final = 256 * 2**20
 """Memory of the driver in a pod, in bytes."""
@@ -84,7 +85,8 @@ class Children:
             LostTaskError: a task without entries was lost, too.
         """
         with ThreadPoolExecutor(self.slots) as pool:
-            yield from pool.map(self._scan, scans)
+            for planned in pool.map(self._scan_all, plan.grouped(scans, self.slots)):
+                yield from planned
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range.
@@ -99,10 +101,14 @@ class Children:
         """Move several ranges in one child; errors are those of `move`."""
         return self.run(mover.move_all, tasks)
 
-    def _scan(self, scan: Scan) -> PlannedRange:
-        planned = self._planned(scan, MAX_LOSSES)
+    def _scan_all(self, group: Sequence[Scan]) -> Sequence[PlannedRange]:
+        together: Sequence[PlannedRange] = ()
+        if len(group) > 1:
+            with suppress(LostTaskError):
+                together = self.run(plan.scan_all, group)
+        planned = together or [self._planned(scan, MAX_LOSSES) for scan in group]
         with self._adding:
-            self.scanned += Scanned.of(planned)
+            self.scanned = sum(map(Scanned.of, planned), self.scanned)
         return planned
 
     def _planned(self, scan: Scan, tries: int) -> PlannedRange:

@@ -23,6 +23,7 @@ from redrive.reading.ranges import SUBSCRIPTION_MISSING, Partition, Range
 from redrive.reasons import Reason
 from redrive.replay import lookup
 from redrive.replay.account import Account
+from redrive.replay.job import plan as plans
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Engine, Pause, Reporter
 from redrive.replay.ledger import FencedError, Ledger
 from redrive.replay.outcome import RangeResult
@@ -60,10 +61,6 @@ takes a second to answer if hundreds of thousands of single messages are acknowl
 PAUSE_SECONDS = 15.0
 """Pause of leases while the target is over its backlog quota, or has no subscription that retains
 messages."""
-GROUPS = 4
-"""Minimum number of groups of small ranges for each task of the engine. One task moves a group."""
-GROUP_RANGES = 16
-"""Maximum number of ranges of a group. If its task is lost, each is searched in the target."""
 MAX_LOSSES = 3
 """Number of lost tasks after which a range is halved."""
 
@@ -242,7 +239,7 @@ class Dispatch:
         if self._full is not None:
             room = 1  # one task tests if the target still is full
         while self._is_on and len(self._running) < room:
-            group = self._next(GROUPS * room)
+            group = self._next(plans.GROUPS * room)
             if not group:
                 return
             try:
@@ -331,23 +328,31 @@ class Dispatch:
     def _next(self, groups: int) -> list[Range]:
         """Return the next ranges to move by one task; none if there are none.
 
-        Small ranges of one partition are grouped, into *groups* of all waiting ones or more.
+        Small ranges that lie close together are grouped, into *groups* of all waiting ones or more.
         Ordered policies have one running task for each partition.
         """
         ordered = self._job.policy.ordered
         busy = {running.partition for running in self._running_ranges} if ordered else ()
         waiting = [waiting for waiting in self._waiting if waiting.partition not in busy]
         group: list[Range] = []
-        room = ranges.RANGE_ENTRIES
-        for source_range in waiting[: max(1, min(GROUP_RANGES, len(waiting) // groups))]:
+        room = plans.GROUP_ENTRIES
+        for source_range in waiting[: max(1, min(plans.GROUP_RANGES, len(waiting) // groups))]:
             room -= self._to_move(source_range).bit_count()
             is_small = room >= 0 and not self._ledger.records.range(source_range).tails
-            if group and (source_range.partition != group[0].partition or not is_small):
+            if group and not (is_small and self._is_close(group[-1], source_range)):
                 break
             group.append(source_range)
             if not is_small:
                 break
         return group
+
+    def _is_close(self, before: Range, source_range: Range) -> bool:
+        """Return True if reading of a range begins before the end of another in any case."""
+        if before.partition != source_range.partition:
+            return False
+        first = source_range.entry_id(bitmap.lowest(self._to_move(source_range)))
+        after = ranges.look_back(self._backlog[source_range.partition], first)
+        return after <= before.entry_id(bitmap.highest(self._to_move(before)))
 
     @property
     def _running_ranges(self) -> list[Range]:

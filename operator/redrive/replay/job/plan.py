@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.policy.values import time_text
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
-from redrive.reading.reader import ReadableTopic
+from redrive.reading.reader import ReadableTopic, RowsByRange
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover
-from redrive.replay.account import Account
+from redrive.replay.account import (
+    Account,
+    CauseFigures,
+    Causes,
+    add_cause,
+    drop_rare,
+    frequent_causes,
+)
 from redrive.replay.lookup import MAX_CONTENT, by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan, RefusedEntry
@@ -39,61 +47,11 @@ from redrive.replay.spec import (
 from redrive.replay.task import RangeTask
 
 SAMPLES = 10
-CAUSES = 100
-"""Maximum number of counted causes, because any client may write causes."""
-MAX_CAUSES = 10_000
-"""Maximum number of causes while a range is planned, which bounds its memory. Above it, the less
-frequent half is dropped, so their later messages may be counted without earlier ones."""
-
-
-class CauseFigures(NamedTuple):
-    """Figures of the messages with one cause.
-
-    Attributes:
-        messages: number of messages.
-        replayed: number of these that were replayed before, and died again.
-        first: first publish time, in milliseconds since 1970, like *last*.
-    """
-
-    messages: int
-    replayed: int
-    first: int
-    last: int
-
-
-Causes = Mapping[FailureCause, CauseFigures]
-
-
-def _add(
-    causes: dict[FailureCause, CauseFigures], failure: FailureCause, figures: CauseFigures
-) -> None:
-    before = causes.get(failure)
-    if before is not None:
-        figures = CauseFigures(
-            before.messages + figures.messages,
-            before.replayed + figures.replayed,
-            min(before.first, figures.first),
-            max(before.last, figures.last),
-        )
-    causes[failure] = figures
-
-
-def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
-    """Return the most frequent causes of several parts together."""
-    total: dict[FailureCause, CauseFigures] = {}
-    for part in parts:
-        for failure, figures in part.items():
-            _add(total, failure, figures)
-    ordered = sorted(total.items(), key=lambda item: item[1].messages, reverse=True)
-    return dict(ordered[:limit])
-
-
-def _drop_rare(causes: dict[FailureCause, CauseFigures]) -> None:
-    """Drop the less frequent half of *causes* if there are more than `MAX_CAUSES`."""
-    if len(causes) > MAX_CAUSES:
-        kept = frequent_causes((causes,), MAX_CAUSES // 2)
-        causes.clear()
-        causes.update(kept)
+GROUPS = 4
+"""Minimum number of groups of small ranges for each slot. One task reads or moves a group."""
+GROUP_RANGES, GROUP_ENTRIES = 16, 1_000
+"""Maximum numbers of ranges and entries of a group. If a task that moves it is lost, each range is
+searched in the target."""
 
 
 class ScannedMessage(NamedTuple):
@@ -240,12 +198,62 @@ class Scan:
     ahead: int
     choice: Choice = EVERYTHING
 
+    @property
+    def entries(self) -> int:
+        """Return a bitmap of the entries to read."""
+        return self.piece.pending & ~self.moved
+
+    def follows(self, before: Scan) -> bool:
+        """Return True if reading begins before the end of another scan in any case."""
+        source_range, pending, _ = before.piece
+        last = source_range.entry_id(bitmap.highest(pending))
+        return self.piece.range.partition == source_range.partition and self.piece.after <= last
+
+    def readable(self, client: broker.ReadingClient) -> ReadableTopic:
+        """Return the topic, as read by *client*."""
+        return ReadableTopic(client, self.admin_url, self.topic, max_content=MAX_CONTENT)
+
+
+def grouped(scans: Sequence[Scan], slots: int) -> Iterator[Sequence[Scan]]:
+    """Divide *scans*, in the order of their ranges, into groups that lie close together."""
+    most = max(1, min(GROUP_RANGES, len(scans) // (GROUPS * slots)))
+    group: list[Scan] = []
+    room = GROUP_ENTRIES
+    for task in scans:
+        size = task.entries.bit_count()
+        if group and not (len(group) < most and size <= room and task.follows(group[-1])):
+            yield group
+            group, room = [], GROUP_ENTRIES
+        group.append(task)
+        room -= size
+    if group:
+        yield group
+
 
 def scan(task: Scan) -> PlannedRange:
     """Plan a range."""
-    with broker.connect(task.service_url) as client:
-        messages = read_dead_letters(client, task)
-        return plan_dead_letters(task, messages, schema_refusals(client, task.topic))
+    return scan_all([task])[0]
+
+
+def scan_all(tasks: Sequence[Scan]) -> list[PlannedRange]:
+    """Plan ranges of one partition, which are read together."""
+    first = tasks[0]
+    with (
+        broker.connect(first.service_url) as client,
+        closing(RowsByRange(_read_all(client, tasks))) as rows,
+    ):
+        schema_refusal = schema_refusals(client, first.topic)
+        return [
+            plan_dead_letters(task, read_dead_letters(client, task, rows), schema_refusal)
+            for task in tasks
+        ]
+
+
+def _read_all(client: broker.ReadingClient, tasks: Sequence[Scan]) -> Generator[DeadLetterRow]:
+    pieces = {task.piece.range: task.entries for task in tasks if task.entries}
+    if len(pieces) > 1:
+        after, ahead = (min(task.piece.after for task in tasks), min(task.ahead for task in tasks))
+        yield from reader.read_ranges(tasks[0].readable(client), pieces, after, ahead)
 
 
 def plan_dead_letters(
@@ -258,15 +266,31 @@ def plan_dead_letters(
     return plan(task.piece.range, scanned, schema_refusal, task.choice)
 
 
-def read_dead_letters(client: broker.ReadingClient, task: Scan) -> Iterator[DeadLetterRow]:
+def read_dead_letters(
+    client: broker.ReadingClient, task: Scan, rows: RowsByRange | None = None
+) -> Iterator[DeadLetterRow]:
     """Yield the messages of a scan, and a placeholder for each entry that no client can show.
 
-    It raises the errors of `reader.read_entries`.
+    Args:
+        client: client for what *rows* does not have.
+        task: the scan.
+        rows: messages that are read together with those of other scans.
+
+    Raises:
+        RedriveError: as for `reader.read_entries`.
     """
-    source_range, entries = task.piece.range, task.piece.pending & ~task.moved
-    topic = ReadableTopic(client, task.admin_url, task.topic, max_content=MAX_CONTENT)
+    source_range, entries = task.piece.range, task.entries
+    topic = task.readable(client)
     read: set[int] = set()
-    for row in reader.read_entries(topic, source_range, entries, task.piece.after, task.ahead):
+
+    def read_others() -> Iterator[DeadLetterRow]:
+        others = entries & ~bitmap.of(read, source_range.size)
+        if others:
+            after = task.piece.after
+            yield from reader.read_entries(topic, source_range, others, after, task.ahead)
+
+    together = () if rows is None else rows.of(source_range)
+    for row in itertools.chain(together, read_others()):
         read.add(row.position.entry - source_range.first)
         read.update(_offsets(source_range, row.chunks))
         yield row
@@ -348,8 +372,8 @@ def plan(
         for message in batch:
             published = message.published
             figures = CauseFigures(1, int(message.replays > 0), published, published)
-            _add(causes, message.failure, figures)
-        _drop_rare(causes)
+            add_cause(causes, message.failure, figures)
+        drop_rare(causes)
         size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)
@@ -358,25 +382,6 @@ def plan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
     return PlannedRange(source_range, planned, frequent_causes((causes,)), tuple(samples), size)
-
-
-class TaskFailure(NamedTuple):
-    """A `RedriveError` of a task, as a value for another process."""
-
-    kind: type[RedriveError]
-    message: str
-    reason: str
-
-    @classmethod
-    def of(cls, error: RedriveError) -> TaskFailure:
-        """Return *error* as a value."""
-        return cls(type(error), str(error), error.reason)
-
-    def error(self) -> RedriveError:
-        """Return the error; the constructor of its class may take other arguments."""
-        error = self.kind.__new__(self.kind, self.message)
-        error.reason = self.reason
-        return error
 
 
 class Engine(Protocol):
@@ -475,8 +480,7 @@ class Local:
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges one after the other."""
-        for task in scans:
-            planned = scan(task)
+        for planned in itertools.chain.from_iterable(map(scan_all, grouped(scans, self.slots))):
             self.scanned += Scanned.of(planned)
             yield planned
 

@@ -19,7 +19,7 @@ from redrive.admin.errors import AdminForbiddenError, BrokerUnreachableError
 from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.reading import bitmap, broker
+from redrive.reading import bitmap, broker, ranges
 from redrive.reading.positions import NOWHERE, EntryId, TargetPartition
 from redrive.reading.ranges import (
     RANGE_ENTRIES,
@@ -29,7 +29,7 @@ from redrive.reading.ranges import (
 )
 from redrive.replay import lookup
 from redrive.replay.account import Account
-from redrive.replay.job import dispatch
+from redrive.replay.job import dispatch, plan
 from redrive.replay.job.dispatch import Dispatch, ReplayGoneError
 from redrive.replay.job.plan import (
     SUSPENDED,
@@ -316,33 +316,47 @@ class Together(InStep):
 EMPTY = RangeResult({}, {}, (), 0, {})
 
 
-def test_small_ranges_of_a_partition_are_moved_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GROUPS", 1)
+@pytest.fixture
+def close(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Have all ranges lie close together, and make one group for each task."""
+    monkeypatch.setattr(ranges, "LOOK_BACK", RANGE_ENTRIES)
+    monkeypatch.setattr(plan, "GROUPS", 1)
+    return monkeypatch
+
+
+def test_small_ranges_of_a_partition_are_moved_together(close: pytest.MonkeyPatch) -> None:
     engine = Together()
     run(POLICY, engine, partitions=2)
     assert engine.groups == [[0, 1, 2, 3]] * 2
-    monkeypatch.setattr(dispatch, "GROUP_RANGES", 2)
+    close.setattr(plan, "GROUP_RANGES", 2)
     engine = Together()
     run(POLICY, engine, partitions=1)
     assert engine.groups == [[0, 1], [2, 3]]
 
 
-def test_ranges_of_a_lost_group_are_leased_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GROUPS", 1)
+def test_ranges_of_a_lost_group_are_leased_one_by_one(close: pytest.MonkeyPatch) -> None:
     place = TargetPartition(POLICY.retry_topic, broker.UNPARTITIONED)
-    monkeypatch.setattr(lookup, "target_ends", lambda *_: {place: NOWHERE})
+    close.setattr(lookup, "target_ends", lambda *_: {place: NOWHERE})
     engine = Together(RuntimeError("lost"))
     run(POLICY, engine, partitions=1)
     assert engine.groups == [[0, 1, 2, 3]]
     assert [piece.first // RANGE_ENTRIES for piece in engine.moved] == [0, 1, 2, 3]
 
 
-def test_group_that_ends_early_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "GROUPS", 1)
+@pytest.mark.usefixtures("close")
+def test_group_that_ends_early_keeps_its_order() -> None:
     engine = Together(1)
     run(ORDERED, engine, partitions=1)
     assert engine.groups == [[0, 1, 2, 3], [1, 2, 3]]
     assert engine.moved == sorted(engine.moved)
+
+
+def test_ranges_far_apart_are_moved_by_a_task_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "GROUPS", 1)
+    engine = Together()
+    run(POLICY, engine, partitions=1)
+    assert engine.groups == []
+    assert len(engine.moved) == RANGES
 
 
 class LostOnce(InStep):

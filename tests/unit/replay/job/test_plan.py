@@ -27,10 +27,10 @@ from redrive.reading.positions import NOWHERE, EntryId, Position
 from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece, Range
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import ReadMessage, StoredEntry
-from redrive.replay.account import Account
+from redrive.replay import account
+from redrive.replay.account import Account, CauseFigures
 from redrive.replay.job import plan, run
 from redrive.replay.job.plan import (
-    CauseFigures,
     DesiredState,
     Pause,
     PlannedRange,
@@ -38,7 +38,6 @@ from redrive.replay.job.plan import (
     Scan,
     Scanned,
     ScannedMessage,
-    TaskFailure,
 )
 from redrive.replay.job.plan import plan as plan_range
 from redrive.replay.job.run import (
@@ -52,7 +51,7 @@ from redrive.replay.lookup import by_entry, read_first, refusal
 from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.records import RangeRecord, Records
 from redrive.replay.spec import Choice, FailureCause, ReplayJob
-from redrive.replay.task import RangeTask
+from redrive.replay.task import RangeTask, TaskFailure
 from tests.support.raw_entries import RawEntry, bytes_of, numbers
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
@@ -492,7 +491,7 @@ def test_preview_in_status_is_bounded() -> None:
 
 
 def test_causes_of_a_range_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MAX_CAUSES", 2 * plan.CAUSES)
+    monkeypatch.setattr(account, "MAX_CAUSES", 2 * account.CAUSES)
     seen = (sighting(entry, "Often" if entry % 2 else f"E{entry}") for entry in range(10_000))
     tracemalloc.start()
     try:
@@ -501,7 +500,7 @@ def test_causes_of_a_range_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
     finally:
         tracemalloc.stop()
     assert causes[failed("Often")].messages == 5_000
-    assert len(causes) == plan.CAUSES
+    assert len(causes) == account.CAUSES
     assert peak < 2**20
 
 
