@@ -1,0 +1,71 @@
+"""Program of the job of an Inspection: its argument, and the errors that it may show."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from redrive.api.inspection import InspectionRun
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.inspection import __main__ as program
+from redrive.inspection.job import InspectionJob
+from redrive.kube import logs
+
+JOB = InspectionJob(
+    namespace="shop",
+    name="now",
+    uid="u",
+    topic="persistent://shop/prod/orders-$(TOKEN)-DLQ",
+    subscription="redrive",
+    service_url="pulsar://pulsar:6650",
+    admin_url="http://pulsar:8080",
+    seconds=60,
+)
+PLANTED = "ann@example.com"
+
+
+def test_argument_is_decoded_and_expands_no_variable() -> None:
+    assert "$" not in JOB.encode()
+    assert InspectionJob.decode(JOB.encode()) == JOB
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", JOB.encode().replace("uid", "other")])
+def test_argument_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSpecError, match="with equal versions of operator and image"):
+        InspectionJob.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError(f"invalid payload {PLANTED}"), "ValueError"),
+        (
+            RedriveError("the topic is gone", remedy="-", reason="TopicUnreadable"),
+            "TopicUnreadable",
+        ),
+    ],
+)
+def test_text_of_an_unknown_error_is_never_shown(
+    error: Exception,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error of a library may quote the message that it could not read."""
+    runs: list[InspectionRun] = []
+
+    def fail(_: InspectionJob) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(program, "_read", fail)
+    monkeypatch.setattr(program, "_write", lambda _, run: runs.append(run))
+    monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
+    with pytest.raises(SystemExit) as end:
+        program.main([JOB.encode()])
+    (run,) = runs
+    assert end.value.code == 1
+    assert run.failure is not None
+    assert run.failure.reason == reason
+    assert run.failure.message in caplog.text
+    assert PLANTED not in caplog.text + run.failure.message
