@@ -73,6 +73,10 @@ IDLE_SECONDS = 3.0
 """A partition is inspected once nothing comes for so long, after its last entry."""
 LATE_SECONDS = 10.0
 """Without the last entry the broker has so long: it may be delayed, or with another consumer."""
+_NOTHING_FOUND = (
+    "; if processes are killed again, the broker withholds an entry from the inspection, such as a "
+    "chunk of a killed consumer: list and remove it with python -m redrive.replay.harmful"
+)
 _PERMITS = 100
 _THREADS = 16
 _NUMBER = 1
@@ -125,7 +129,10 @@ class Inspection:
             with ThreadPoolExecutor(min(_THREADS, len(partitions))) as threads:
                 malformed = sum(threads.map(PartitionInspection.run, partitions))
             self.log_file.inspected(malformed)
-            logger.warning("the inspection is complete: %d malformed entries", malformed)
+            logger.warning(
+                "the inspection is complete: %d malformed entries%s",
+                malformed, "" if malformed else _NOTHING_FOUND,
+            )  # fmt: skip
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except (ProtocolError, RedriveError, pulsar.PulsarException, OSError) as error:
