@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import Accumulator, AccumulatorParam, TaskContext
@@ -130,16 +131,18 @@ class Spark:
         """
         if not scans:
             return
+        groups = list(plan.grouped(scans, self.slots))
         if self._job.where is None:
             # No row is passed to the JVM.
-            groups = list(plan.grouped(scans, self.slots))
             tasks = self._spark.sparkContext.parallelize(groups, len(groups))
             written = tasks.flatMap(functools.partial(_plan, self._scanned)).collect()
         else:
             choices = {scan.piece.range: scan.choice for scan in scans}
             fold = functools.partial(_fold, self._job, choices, self._scanned)
             written = (
-                selected_rows(self._spark, self._job.where, scans).rdd.mapPartitions(fold).collect()
+                selected_rows(self._spark, self._job.where, groups)
+                .rdd.mapPartitions(fold)
+                .collect()
             )
         for document in map(json.loads, written):
             yield PlannedRange(
@@ -167,11 +170,14 @@ class Spark:
         return results
 
 
-def selected_rows(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFrame:
-    """Return the fields of each message of *scans* for a plan, and the result of *where*."""
+def selected_rows(spark: SparkSession, where: str, groups: Sequence[Sequence[Scan]]) -> DataFrame:
+    """Return the fields of each message of scans for a plan, and the result of *where*.
+
+    Each group of scans is one task.
+    """
     columns = rows.ddl([*_PLANNED, *sorted(selection.columns(where) - set(_PLANNED))])
     source = spark.read.format("redrive-dead-letters").schema(columns)
-    messages = source.option("scans", encode_scans(scans)).load()
+    messages = source.option("scans", encode_scans(groups)).load()
     return evaluated(messages, where, _PLANNED)
 
 
@@ -278,9 +284,9 @@ def _written(planned: PlannedRange, scanned: Accumulator[Scanned]) -> str:
 
 @dataclass
 class ScanPartition(InputPartition):
-    """Spark partition of one scan."""
+    """Spark partition of a group of scans."""
 
-    scan: Scan
+    scans: Sequence[Scan]
 
 
 class DeadLetterReader(DataSourceReader):
@@ -295,19 +301,19 @@ class DeadLetterReader(DataSourceReader):
         self._options, self._columns = options, columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each scan."""
-        return [ScanPartition(scan) for scan in decode_scans(self._options["scans"])]
+        """Return one partition for each group of scans."""
+        return [ScanPartition(scans) for scans in decode_scans(self._options["scans"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, in batches of bounded size.
+        """Read the ranges of a group, in batches of bounded size.
 
         Raises:
             RedriveError: as for `reader.read_entries`.
         """
         if not isinstance(partition, ScanPartition):
             return  # Spark creates a partition if there is none
-        with broker.connect(partition.scan.service_url) as client:
-            for batch in rows.in_batches(plan.read_dead_letters(client, partition.scan)):
+        with plan.reading(partition.scans) as (_, messages):
+            for batch in rows.in_batches(itertools.chain.from_iterable(messages)):
                 yield rows.to_batch(batch, self._columns)
 
 
@@ -328,39 +334,39 @@ class DeadLetterSource(DataSource):
         return DeadLetterReader(self.options, schema.fieldNames())
 
 
-def encode_scans(scans: Sequence[Scan]) -> str:
-    """Return *scans* as the text of an option."""
-    return json.dumps(
-        [
-            {
-                "serviceURL": scan.service_url,
-                "adminURL": scan.admin_url,
-                "topic": str(scan.topic),
-                "range": str(scan.piece.range),
-                "entries": bitmap.encode(scan.piece.pending),
-                "after": str(scan.piece.after),
-                "moved": bitmap.encode(scan.moved),
-                "ahead": scan.ahead,
-            }
-            for scan in scans
-        ]
-    )
+def encode_scans(groups: Sequence[Sequence[Scan]]) -> str:
+    """Return groups of scans as the text of an option."""
+    return json.dumps([[_written_scan(scan) for scan in group] for group in groups])
 
 
-def decode_scans(text: str) -> list[Scan]:
+def _written_scan(scan: Scan) -> dict[str, object]:
+    return {
+        "serviceURL": scan.service_url,
+        "adminURL": scan.admin_url,
+        "topic": str(scan.topic),
+        "range": str(scan.piece.range),
+        "entries": bitmap.encode(scan.piece.pending),
+        "after": str(scan.piece.after),
+        "moved": bitmap.encode(scan.moved),
+        "ahead": scan.ahead,
+    }
+
+
+def decode_scans(text: str) -> list[list[Scan]]:
     """Parse the text of `encode_scans`."""
-    return [
-        Scan(
-            document["serviceURL"],
-            document["adminURL"],
-            TopicName.parse_whole(document["topic"]),
-            Piece(
-                Range.parse(document["range"]),
-                bitmap.decode(document["entries"]),
-                EntryId.parse(document["after"]),
-            ),
-            bitmap.decode(document["moved"]),
-            document["ahead"],
-        )
-        for document in json.loads(text)
-    ]
+    return [[_read_scan(document) for document in group] for group in json.loads(text)]
+
+
+def _read_scan(document: Mapping[str, Any]) -> Scan:
+    return Scan(
+        document["serviceURL"],
+        document["adminURL"],
+        TopicName.parse_whole(document["topic"]),
+        Piece(
+            Range.parse(document["range"]),
+            bitmap.decode(document["entries"]),
+            EntryId.parse(document["after"]),
+        ),
+        bitmap.decode(document["moved"]),
+        document["ahead"],
+    )

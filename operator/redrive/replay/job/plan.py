@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -237,16 +237,21 @@ def scan(task: Scan) -> PlannedRange:
 
 def scan_all(tasks: Sequence[Scan]) -> list[PlannedRange]:
     """Plan ranges of one partition, which are read together."""
-    first = tasks[0]
+    with reading(tasks) as (client, messages):
+        schema_refusal = schema_refusals(client, tasks[0].topic)
+        return list(map(plan_dead_letters, tasks, messages, itertools.repeat(schema_refusal)))
+
+
+@contextmanager
+def reading(
+    tasks: Sequence[Scan],
+) -> Iterator[tuple[broker.ReadingClient, Iterator[Iterator[DeadLetterRow]]]]:
+    """Open a client and the messages of each scan, which are read together, in order."""
     with (
-        broker.connect(first.service_url) as client,
+        broker.connect(tasks[0].service_url) as client,
         closing(RowsByRange(_read_all(client, tasks))) as rows,
     ):
-        schema_refusal = schema_refusals(client, first.topic)
-        return [
-            plan_dead_letters(task, read_dead_letters(client, task, rows), schema_refusal)
-            for task in tasks
-        ]
+        yield client, (read_dead_letters(client, task, rows) for task in tasks)
 
 
 def _read_all(client: broker.ReadingClient, tasks: Sequence[Scan]) -> Generator[DeadLetterRow]:
@@ -271,13 +276,8 @@ def read_dead_letters(
 ) -> Iterator[DeadLetterRow]:
     """Yield the messages of a scan, and a placeholder for each entry that no client can show.
 
-    Args:
-        client: client for what *rows* does not have.
-        task: the scan.
-        rows: messages that are read together with those of other scans.
-
-    Raises:
-        RedriveError: as for `reader.read_entries`.
+    *rows* are messages that are read together with those of other scans. It raises the errors of
+    `reader.read_entries`.
     """
     source_range, entries = task.piece.range, task.entries
     topic = task.readable(client)
