@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from redrive.errors import RedriveError
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
@@ -16,6 +18,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
+from redrive.replay.spark import Spark
 from redrive.replay.task import RangeTask
 from tests.support.local_runs import Notes, job_of, numbers, selecting
 
@@ -72,6 +75,18 @@ def test_ranges_of_several_ledgers_are_moved_in_one_task(
     account = runs.run(selecting(job) if scans else job, engine, Notes())
     assert (account.moved, account.left, engine.groups) == (LEDGERS * EACH, 0, [LEDGERS])
     assert len(readers) == scans + 1
+    check_moved_once(provisioned)
+
+
+def test_condition_in_sql_is_computed_for_several_ledgers(
+    provisioned: Any,  # noqa: ANN401
+    spark: SparkSession,
+) -> None:
+    job = dataclasses.replace(job_of(provisioned), where="size > 0")
+    engine = Spark(spark, job)
+    assert LEDGERS // engine.slots > 1  # so there are groups
+    account = runs.run(job, engine, Notes())
+    assert (account.moved, account.left) == (LEDGERS * EACH, 0)
     check_moved_once(provisioned)
 
 
