@@ -92,7 +92,12 @@ def shows(shown: str, output: str) -> bool:
 
 
 def _line_pattern(line: str) -> str:
-    patterns = {"time": r"[\d:TZ-]+", "name": "[a-z0-9]{5}", "rest": ".*", "gap": " +"}
+    patterns = {
+        "time": r"[\d:TZ-]+(?: \d\d:\d\d)?",
+        "name": "[a-z0-9]{5}",
+        "rest": ".*",
+        "gap": " +",
+    }
     pattern, end = "", 0
     for part in _VARIABLE.finditer(line):
         pattern += re.escape(line[end : part.start()]) + patterns[str(part.lastgroup)]

@@ -127,7 +127,8 @@ def test_commands_of_pulsar_admin_in_pages_run(
         "authParams": f"token:{broker.token(SUPERUSER)}",
     }.items():
         properties.setProperty(name, value)
-    topics = {
+    names = {
+        "PULSAR_NAMESPACE": policy.topic.namespace_name,
         "TOPIC": str(policy.topic),
         "RETRY_TOPIC": str(policy.retry_topic),
         "DEAD_LETTER_TOPIC": str(policy.dead_letter_topic),
@@ -139,11 +140,11 @@ def test_commands_of_pulsar_admin_in_pages_run(
     lines = {line for page in pages for b in commands(page) for line in b.text.splitlines()}
     outputs = {}
     for line in sorted(line for line in lines if line.startswith("pulsar-admin ")):
-        *words, topic = shlex.split(line.partition(" #")[0])[1:]
-        words.append(topics[topic])
+        *words, name = shlex.split(line.partition(" #")[0])[1:]
+        words.append(names[name])
         arguments = java.new_array(java.jvm.java.lang.String, len(words))
         for index, word in enumerate(words):
             arguments[index] = word
         outputs[words[1]] = program.administer(properties, arguments)
-    assert outputs.keys() == {"peek-messages", "stats", "stats-internal"}
+    assert {"peek-messages", "stats", "stats-internal"} <= outputs.keys()
     assert "a dead letter" in outputs["peek-messages"]

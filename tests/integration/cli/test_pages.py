@@ -216,9 +216,12 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
     selects = bool(replay["spec"].get("select"))
     movable = 118 if selects else 138
     counts = {"scanned": 140, "matched": movable + 2, "left": movable, "refused": 2}
-    causes = [{"cause": "WarehouseDown", "messages": 118}]
+    times = dict.fromkeys(("firstTime", "lastTime"), written(now()))
+    down = {"cause": "WarehouseDown", "fingerprint": "9f31c2e07b1d55a0", "messages": 118}
+    causes = [{**down, "replayed": 0, **times}]
     if not selects:
-        causes.append({"cause": "JSONDecodeError", "messages": 20})
+        broken = {"cause": "JSONDecodeError", "fingerprint": "02aa7144d0e31b6c", "messages": 20}
+        causes.append({**broken, "replayed": 6, **times})
     refused = [{"cause": "TooBig", "messages": 2}]
     run: dict[str, Any] = {
         "counts": counts,
