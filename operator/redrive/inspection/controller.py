@@ -26,7 +26,7 @@ from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.inspection.job import InspectionJob
 from redrive.kube import connections, logs, resources
-from redrive.kube.cache import needs_reconcile
+from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.connections import effective_spec, policy_of, shown_to, spec_of
 from redrive.kube.context import Context
@@ -38,7 +38,7 @@ from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
 from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
 from redrive.replay.controller.admission import policy_of as policy_key_of
-from redrive.replay.controller.handlers import owners_of
+from redrive.replay.controller.handlers import limited_in, listen_to_connections, owners_of
 from redrive.replay.controller.launch import (
     JobProgram,
     job_application,
@@ -98,24 +98,35 @@ def _listen(ctx: Context, controller: Controller) -> None:
         for body in filterfalse(is_final, inspections):
             controller.enqueue(Key.of(body))
 
+    _listen_to_ends(ctx, controller)
+    ctx.policies.listen(lambda key, *_: enqueue_open(by_policy.get(key)))
+    listen_to_connections(ctx, lambda policy: enqueue_open(by_policy.get(policy)))
+    ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
+    ctx.job_templates.listen(lambda: enqueue_open(ctx.inspections))
+
+
+def _listen_to_ends(ctx: Context, controller: Controller) -> None:
+    """Enqueue Inspections that changed or whose Job did, and those that wait for their end."""
+    jobs = ctx.applications.get(resources.JOBS, Cache())
+
+    def enqueue_limited(namespace: str) -> None:
+        for key in ctx.inspections.index(limited_in).keys(namespace):
+            controller.enqueue(key)
+
     @ctx.inspections.listen
     def inspection_changed(key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             controller.enqueue(key)
-        if after is None or is_final(after):  # others may wait for its end
-            enqueue_open(by_namespace.get(key.namespace))
+        is_over = after is None or is_final(after)
+        if is_over and not is_final(before or {}) and jobs.get(_job_key(after or before or {})):
+            enqueue_limited(key.namespace)
 
-    def job_changed(_key: Key, before: Body | None, after: Body | None) -> None:
+    @jobs.listen
+    def job_changed(key: Key, before: Body | None, after: Body | None) -> None:
         for owner in owners_of(after or before or {}, resources.INSPECTIONS):
             controller.enqueue(owner)
-
-    if resources.JOBS in ctx.applications:
-        ctx.applications[resources.JOBS].listen(job_changed)
-
-    ctx.policies.listen(lambda key, *_: enqueue_open(by_policy.get(key)))
-    ctx.connections.listen(lambda *_: enqueue_open(ctx.inspections))
-    ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
-    ctx.job_templates.listen(lambda: enqueue_open(ctx.inspections))
+        if after is None:
+            enqueue_limited(key.namespace)
 
 
 def is_final(inspection: Body) -> bool:
@@ -326,9 +337,9 @@ def _check_running(inspection: Body, ctx: Context) -> None:
     Raises:
         TooManyRuns: as many run.
     """
-    others = ctx.inspections.index(namespace_of).get(namespace_of(inspection))
-    jobs = ctx.applications[resources.JOBS]
-    running = sum(not is_final(other) and jobs.get(_job_key(other)) is not None for other in others)
+    jobs = ctx.applications[resources.JOBS].index(namespace_of).keys(namespace_of(inspection))
+    by_job = ctx.inspections.index(_job_key)
+    running = sum(not is_final(other) for job in jobs for other in by_job.get(job))
     if running >= MOST_RUNNING:
         raise Reason.TOO_MANY_RUNS.error(
             "as many Inspections of the namespace run at the same time as may",

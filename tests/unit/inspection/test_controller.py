@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import kopf
 import pytest
 
 from redrive.api import Body
@@ -18,6 +19,7 @@ from redrive.inspection.job import InspectionJob
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError
+from redrive.kube.connections import NamespaceLabels
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
@@ -178,6 +180,46 @@ async def test_third_inspection_of_a_namespace_waits() -> None:
     others[0]["status"]["phase"] = "Completed"
     _, api = await reconciled(inspection(), *others, jobs=list(map(job_of, others)))
     assert reason_in(api) == "Progressing"
+
+
+async def test_only_ends_and_own_connections_wake_inspections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    async def look(key: Key, *_: object) -> Requeue:
+        looked.append(key.name)
+        return Requeue.ON_CHANGE
+
+    async def seen() -> list[str]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return [looked.pop(0) for _ in tuple(looked)]
+
+    monkeypatch.setattr(controller, "reconcile", look)
+    limited = {"type": "Ready", "status": "False", "reason": "TooManyRuns"}
+    waiting = {**inspection("waiting"), "status": {"conditions": [limited]}}
+    other, running = inspection("other"), inspection("running", "Running")
+    job = job_of(running)
+    context = dataclasses.replace(
+        ctx(inspections=[waiting, other, running]),
+        applications={resources.JOBS: Cache([job])},
+        namespaces=NamespaceLabels(cast("Any", None)),
+    )
+    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    assert await seen() == ["waiting", "other", "running"]
+    context.connections.put(named("BrokerConnection", "foreign", {}))
+    assert await seen() == []
+    context.inspections.drop(other)
+    assert await seen() == ["other"]
+    ended = {**running, "status": {"phase": "Completed"}}
+    context.inspections.put(ended)
+    assert await seen() == ["waiting"]
+    context.inspections.put(ended)
+    assert await seen() == []
+    context.applications[resources.JOBS].drop(job)
+    assert await seen() == ["running", "waiting"]
+    await made.stop()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from redrive.reasons import Reason
 from redrive.replay.controller.admission import is_dormant, is_final, namespace_of, policy_of
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
+from redrive.replay.controller.spark_operators import find_application
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
@@ -70,12 +71,15 @@ def _listen(ctx: Context, controller: Controller) -> None:
             controller.enqueue(key)
         if _gives_way(after) and not _gives_way(before):
             _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
-        if (after is None or is_final(after)) and not is_final(before or {}):
+        is_over = after is None or is_final(after)
+        if is_over and not is_final(before or {}) and _has_run(after or before or {}, ctx):
             _enqueue_limited(key.namespace, ctx, controller)
 
-    def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
+    def application_changed(key: Key, before: Body | None, after: Body | None) -> None:
         for owner in owners_of(after or before or {}, resources.REPLAYS):
             controller.enqueue(owner)
+        if after is None:
+            _enqueue_limited(key.namespace, ctx, controller)
 
     for applications in ctx.applications.values():
         applications.listen(application_changed)
@@ -89,13 +93,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
 
 def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
     """Enqueue Replays when their connection, namespace labels or job templates change."""
-
-    @ctx.connections.listen
-    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        became_ready = is_ready(after or {}) and not is_ready(before or {})
-        if needs_reconcile(before, after) or became_ready:
-            for policy in users(key, ctx.policies):
-                _enqueue_open_of(Key.of(policy), ctx, controller)
+    listen_to_connections(ctx, lambda policy: _enqueue_open_of(policy, ctx, controller))
 
     @ctx.namespaces.listen
     def labels_changed(namespace: str) -> None:
@@ -105,6 +103,17 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
     @ctx.job_templates.listen
     def job_templates_changed() -> None:
         _enqueue_open(ctx.replays, controller)
+
+
+def listen_to_connections(ctx: Context, enqueue: Callable[[Key], None]) -> None:
+    """Call *enqueue* with each policy whose connection changes its spec or becomes ready."""
+
+    @ctx.connections.listen
+    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        became_ready = is_ready(after or {}) and not is_ready(before or {})
+        if needs_reconcile(before, after) or became_ready:
+            for policy in users(key, ctx.policies):
+                enqueue(Key.of(policy))
 
 
 def _gives_way(replay: Body | None) -> bool:
@@ -118,9 +127,18 @@ def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
 
 def _enqueue_limited(namespace: str, ctx: Context, controller: Controller) -> None:
     """Enqueue the Replays of *namespace* that wait for another one to end."""
-    for body in ctx.replays.index(namespace_of).get(namespace):
-        if reason(body) == Reason.TOO_MANY_RUNS:
-            controller.enqueue(Key.of(body))
+    for key in ctx.replays.index(limited_in).keys(namespace):
+        controller.enqueue(key)
+
+
+def _has_run(replay: Body, ctx: Context) -> bool:
+    """Return True if a Replay has an application; the end of others permits no further one."""
+    return find_application(replay, ctx) is not None
+
+
+def limited_in(run: Body) -> str | None:
+    """Return the namespace of a Replay or Inspection that waits for another one to end."""
+    return namespace_of(run) if reason(run) == Reason.TOO_MANY_RUNS else None
 
 
 def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:

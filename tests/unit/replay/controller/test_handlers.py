@@ -15,6 +15,7 @@ import kopf
 import pytest
 
 from redrive.errors import Requeue
+from redrive.kube import resources
 from redrive.kube.connections import NamespaceLabels
 from redrive.kube.context import Context
 from redrive.kube.controller import OF_NAMESPACE
@@ -205,14 +206,23 @@ async def test_end_of_a_run_wakes_replays_that_wait_for_it(
     waiting = replay("waiting", spec={"policyRef": {"name": "b"}}, status={"conditions": [limited]})
     other = replay("other", spec={"policyRef": {"name": "c"}})
     running = replay("running", spec={"policyRef": {"name": "a"}})
-    made = ctx(replays=[waiting, other, running])
+    metadata = {"namespace": "shop", "name": launch.name_of(running), "uid": "u"}
+    application = {"metadata": metadata | {"resourceVersion": "1"}}
+    made = ctx(replays=[waiting, other, running], applications=[application])
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
     await rest()
     looked.clear()
+    made.replays.drop(other)  # thousands that never ran may be deleted at once
+    await rest()
+    assert looked == [Key("shop", "other")]
+    looked.clear()
     made.replays.drop(running)
     await rest()
     assert looked == [Key("shop", "running"), Key("shop", "waiting")]
+    made.applications[resources.SPARK_APPLICATIONS].drop(application)
+    await rest()
+    assert looked[2:] == [Key("shop", "waiting")]
     await controller.stop()
 
 
