@@ -16,7 +16,7 @@ MOST_FILES = 20
 MOST_LINES = 600
 BOUNDS = {
     "error classes": 61,
-    "modules with one importer": 22,
+    "modules with one importer": 20,
     "files above 600 lines": 4,
 }
 """The last measurement. A change that lowers a figure lowers its bound."""
