@@ -2,8 +2,9 @@
 
 A round has a seed, the number in its id. `make chaos CHAOS="-k tenants --rounds 20"` is the long
 form. Systematic attacks are in `tests/integration/provision/test_tenants.py`, forged evidence in
-`tests/integration/replay/test_forgery.py`, and faults of an API server in
-`tests/unit/cli/test_operator_faults.py`.
+`tests/integration/replay/test_forgery.py`, faults of an API server in
+`tests/unit/cli/test_operator_faults.py` and `tests/unit/kube/test_client.py`, and those of a broker
+in `tests/unit/admin/test_answers.py`.
 """
 
 from __future__ import annotations
@@ -119,6 +120,16 @@ class Attacker:
                 },
             )
             yield redrive(
+                "Inspection",
+                {
+                    "policyRef": {"name": f"p{self.chosen.randrange(OBJECTS)}"},
+                    "from": self.chosen.choice(["DeadLetter", "Retry"]),
+                    "select": {"causes": ["x"]},
+                    "newest": 5,
+                    "deadline": "1h",
+                },
+            )
+            yield redrive(
                 "BrokerConnection",
                 {
                     "pulsar": {
@@ -136,6 +147,10 @@ class Attacker:
                         }
                     ],
                     "replay": {
+                        "role": "replayer",
+                        "authentication": {"type": "Token", "token": secret},
+                    },
+                    "inspection": {
                         "role": "replayer",
                         "authentication": {"type": "Token", "token": secret},
                     },
@@ -271,7 +286,8 @@ def test_random_attacks_change_nothing_of_another_tenant(
     move_dead_letters(shop, "meanwhile")
 
     assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
-    attacker.namespace.kubectl("delete", "retrypolicy,replay", "--all", f"--timeout={SECONDS}s")
+    kinds = "retrypolicy,replay,inspection"
+    attacker.namespace.kubectl("delete", kinds, "--all", f"--timeout={SECONDS}s")
     assert protected(shop) == before
     assert min(passed, refused) > OBJECTS // 8
     assert shop.sandbox.processes.pid(installation.OPERATOR) == operator
