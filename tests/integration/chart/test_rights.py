@@ -157,7 +157,7 @@ def test_operator_without_right_to_kube_system_names_remedy(
     assert ran.returncode == 1
     *_, last = (ran.stdout + ran.stderr).splitlines()
     assert last.startswith("redrive: ClusterUnknown: ")
-    assert "start the operator with --cluster-id, clusterId in the Helm chart" in last
+    assert "start the operator with --cluster-id (clusterId in the Helm chart)" in last
 
 
 @pytest.mark.usefixtures("release")

@@ -33,6 +33,7 @@ def test_running_operator_is_live_ready_and_counts_objects(installed: Sandbox, s
         "watch of /api/v1/configmaps",
         "watch of /apis/batch/v1/jobs",
         "watch of /apis/redrive.io/v1beta1/brokerconnections",
+        "watch of /apis/redrive.io/v1beta1/inspections",
         "watch of /apis/redrive.io/v1beta1/replays",
         "watch of /apis/redrive.io/v1beta1/retrypolicies",
         "watch of /apis/spark.apache.org/v1/sparkapplications",

@@ -80,7 +80,7 @@ def test_forbidden_selection_fails_the_replay_before_a_launch(shop: Shop) -> Non
 def test_replay_starts_once_its_policy_and_identity_exist(shop: Shop) -> None:
     shop.replay("early")
     status = shop.reaches("early", "Pending", "PolicyNotFound")
-    assert "create it; this Replay starts automatically then" in status["Reconciling"]["message"]
+    assert "create it; the run starts automatically then" in status["Reconciling"]["message"]
     shop.declare(replay=None)
     status = shop.reaches("early", "Pending", "ReplayIdentityMissing")
     assert "give it spec.replay" in status["Stalled"]["message"]

@@ -185,7 +185,7 @@ def test_ordered_policy_is_refused_for_simple_consumers() -> None:
     policy = Policy(TopicName("shop", "prod", "orders"), "billing", SubscriptionType.KEY_SHARED)
     assert check_unordered(policy) is policy
     ordered = replace(policy, ordered=True)
-    refusal = r"keeps no order.*got 'the ordered policy billing'"
+    refusal = r"cannot keep the order.*got 'the ordered policy billing'"
     with pytest.raises(InvalidSpecError, match=refusal):
         InMemorySimpleConsumer(ordered)
     with pytest.raises(InvalidSpecError, match=refusal):
