@@ -28,7 +28,7 @@ from redrive.inspection.job import InspectionJob
 from redrive.kube import connections, logs, resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.client import ConflictError, NotFoundError
-from redrive.kube.connections import effective_spec, policy_of, shown_to, spec_of
+from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key, is_owned_by
@@ -36,7 +36,12 @@ from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
-from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
+from redrive.replay.controller.admission import (
+    choose_template,
+    namespace_of,
+    ready_policy,
+    used_policy,
+)
 from redrive.replay.controller.admission import policy_of as policy_key_of
 from redrive.replay.controller.handlers import limited_in, listen_to_connections, owners_of
 from redrive.replay.controller.launch import (
@@ -132,8 +137,8 @@ def _listen_to_ends(ctx: Context, controller: Controller) -> None:
 def is_final(inspection: Body) -> bool:
     """Return True if the Inspection has ended.
 
-    Its own job can write this status where the admission policies of the chart are missing. That
-    ends this Inspection, and has no other effect.
+    Jobs of Inspections can write this status where the admission policies of the chart are missing.
+    That ends Inspections of their namespace, and has no other effect.
     """
     return (inspection.get("status") or {}).get("phase") in FINAL
 
@@ -194,7 +199,7 @@ async def _delete_if_over(inspection: Body, ctx: Context) -> Requeue:
         KubernetesError: it could not be deleted.
     """
     try:
-        lifetime = parse_spec(InspectionSpec, inspection).ttl_after_finished
+        lifetime = ctx.inspections.derive(_spec, inspection).ttl_after_finished
     except RedriveError:
         return Requeue.ON_CHANGE  # the next change may correct it
     end = InspectionStatus.of(inspection).completion_time or ctx.clock()
@@ -238,18 +243,14 @@ def _job_key(inspection: Body) -> Key:
 
 
 async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
-    key, spec = Key.of(inspection), parse_spec(InspectionSpec, inspection)
+    _check_running(inspection, ctx)  # first: the end of one wakes all that wait
+    key, spec = Key.of(inspection), ctx.inspections.derive(_spec, inspection)
     body = ready_policy(policy_key_of(inspection), ctx)
-    reference = spec_of(body, ctx.policies).connection_ref
-    connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
+    reference, connection, _, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
     identity = _identity(spec, through, connection)
-    _check_running(inspection, ctx)
     engine = ReplayEngine.JOB
     chosen = choose_template(None, connection.jobs, engine, key.namespace, ctx)
-    policy = policy_of(
-        body, ctx.policies, effective_spec(body, ctx.policies, connection.policy_defaults)
-    )
     is_retry = spec.source is InspectedMessages.RETRY
     if not is_retry and not policy.dead_letters:
         raise Reason.DEAD_LETTERS_DISCARDED.error(
@@ -281,6 +282,10 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     await check_prerequisites(wanted, through, lent_objects(identity), None, ctx)
     # A failed reading is not repeated: its error is in the status.
     return await ctx.kubernetes.create(JOB.resource, JOB.manifest(replace(wanted, retries=0)))
+
+
+def _spec(inspection: Body) -> InspectionSpec:
+    return parse_spec(InspectionSpec, inspection)
 
 
 def _identity(
@@ -379,6 +384,10 @@ async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:
 def _explained(inspection: Body, error: RedriveError, run: SparkRun | None) -> _Shown:
     """Return the status of an Inspection that *error* stops: failed, stalled or waiting."""
     is_over = error.reason in _FINAL_REASONS
-    phase = Phase.FAILED if is_over else Phase.PENDING if run is None else run.phase
+    phase = Phase.PENDING if run is None else run.phase
+    if is_over:
+        phase = Phase.FAILED
+    elif phase in FINAL:  # its report could not be read
+        phase = Phase.RUNNING
     fields = {"phase": phase.value, **({} if run is None else {"job": run.key.name})}
     return _Shown(inspection, failed(error), fields)

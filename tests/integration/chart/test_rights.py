@@ -232,6 +232,10 @@ def test_responder_sets_annotations_under_its_own_name_only(
     with pytest.raises(SandboxError, match=other):
         replay("forged", requested_by="ann")
     replay("restored", requested_by="ann", ended_at="2026-11-22T10:00:00Z")
+    forged = annotate(requested_by="ann", ended_at="2026-11-22T10:00:00Z")["metadata"]
+    running = manifest("Inspection") | {"metadata": {"name": "forged", **forged}}  # not ended
+    with pytest.raises(SandboxError, match="requested-by must name the caller"):
+        cluster.kubectl("create", within, "--filename=-", input=json.dumps(running))
 
 
 def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> None:

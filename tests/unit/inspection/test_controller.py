@@ -18,7 +18,7 @@ from redrive.inspection import controller
 from redrive.inspection.job import InspectionJob
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConflictError
+from redrive.kube.client import ConflictError, UnavailableError
 from redrive.kube.connections import NamespaceLabels
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
@@ -151,6 +151,7 @@ async def test_launch_creates_job_of_the_inspection_role() -> None:
             "TrustNotSupported",
         ),
         ({"policies": [policy(ready="False")]}, "PolicyNotReady"),
+        ({"policies": [policy(topic="orders")]}, "PolicyNotReady"),  # invalid; it can be corrected
         ({"policies": [policy(deadLetter={"mode": "Discard"})]}, "DeadLettersDiscarded"),
         ({"granted": ()}, "InspectionRoleNotGranted"),
         ({"settings": dataclasses.replace(SETTINGS, replay_template=None)}, "ReplaysDisabled"),
@@ -250,6 +251,20 @@ async def test_end_follows_from_job_and_its_report(
     await reconciled(body, jobs=[ended_job(body, end)], api=api)
     status = status_in(api)
     assert (status["phase"], reason_in(api), "completionTime" in status) == (phase, reason, True)
+
+
+async def test_unread_report_of_an_ended_job_is_no_end() -> None:
+    body, api = inspection(phase="Running"), FakeKubernetes()
+
+    def fail(verb: str, resource: resources.Resource, _key: Key) -> None:
+        if (verb, resource) == ("get", resources.INSPECTIONS):
+            raise UnavailableError("no answer", remedy="wait")
+
+    api.before = fail
+    requeue, _ = await reconciled(body, jobs=[ended_job(body, "Complete")], api=api)
+    status = status_in(api)
+    assert (status["phase"], "completionTime" in status) == ("Running", False)
+    assert requeue is Requeue.BACKOFF
 
 
 async def test_conflicting_write_of_the_job_is_not_lost() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from redrive.api import Body
 from redrive.api.conditions import READY, STALLED, find
-from redrive.api.connection import ReplayIdentity
+from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity
 from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.model import parse_spec
 from redrive.api.replay import (
@@ -25,13 +26,14 @@ from redrive.api.replay import (
     Target,
 )
 from redrive.api.replay_status import is_admitted
-from redrive.api.retrypolicy import ConnectionRef
+from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
+from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
@@ -77,18 +79,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     key = Key.of(replay)
     policy_key = Key(key.namespace, spec.policy_ref.name)
     body = ready_policy(policy_key, ctx)
-    try:
-        reference = spec_of(body, ctx.policies).connection_ref
-        connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
-        asked = effective_spec(body, ctx.policies, connection.policy_defaults)
-        policy = connections.policy_of(body, ctx.policies, asked)
-    except InvalidSpecError as error:  # the policy can be corrected, the Replay may stay
-        raise Reason.POLICY_NOT_READY.error(
-            f"the RetryPolicy {policy_key} is not valid",
-            got=str(error),
-            remedy="correct it, or the defaults of its connection; this Replay starts "
-            "automatically then",
-        ) from error
+    reference, connection, asked, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
     permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
     run = RunRequest(spec, policy_key, asked, policy, through, connection, permitted)
@@ -322,6 +313,38 @@ def _has_begun(replay: Body) -> bool:
     A review is launched before its confirmation, and moves no messages until then.
     """
     return was_launched(replay) and is_admitted(replay)
+
+
+class UsedPolicy(NamedTuple):
+    """A Ready RetryPolicy and its connection, as a run uses them."""
+
+    reference: ConnectionRef
+    connection: BrokerConnectionSpec
+    spec: RetryPolicySpec
+    policy: Policy
+
+
+def used_policy(body: Body, ctx: Context) -> UsedPolicy:
+    """Return the policy of *body*, with the defaults of its connection.
+
+    Raises:
+        PolicyNotReady: it is not valid. It can be corrected, and the run may stay.
+        RedriveError: its connection does not exist, or does not permit its namespace.
+    """
+    key = Key.of(body)
+    try:
+        reference = spec_of(body, ctx.policies).connection_ref
+        connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
+        spec = effective_spec(body, ctx.policies, connection.policy_defaults)
+        policy = connections.policy_of(body, ctx.policies, spec)
+    except InvalidSpecError as error:
+        raise Reason.POLICY_NOT_READY.error(
+            f"the RetryPolicy {key} is not valid",
+            got=str(error),
+            remedy="correct it, or the defaults of its connection; the run starts automatically "
+            "then",
+        ) from error
+    return UsedPolicy(reference, connection, spec, policy)
 
 
 def ready_policy(key: Key, ctx: Context) -> Body:
