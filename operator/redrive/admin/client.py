@@ -48,6 +48,7 @@ from redrive.admin.model import (
     acknowledged_behind,
     bounded,
     combine_partitions,
+    name_set,
     read_internal_stats,
     read_metadata,
     read_names,
@@ -126,7 +127,6 @@ class Calls:
 
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
-_names: Callable[[Any], frozenset[str]] = lambda answer: frozenset(map(str, answer))  # noqa: E731
 _NAMES_ONLY = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
 
 
@@ -501,7 +501,7 @@ class Admin(TopicCalls):
             AuthenticationFailedError: the broker rejects the credentials.
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_TIMEOUT_SECONDS)
-        return await self._read(call, _names, probe=True)
+        return await self._read(call, name_set, probe=True)
 
     async def version(self) -> tuple[int, ...]:
         """Return the broker's release as numbers, such as (4, 0, 8); read once a minute.
@@ -607,8 +607,8 @@ class Admin(TopicCalls):
         """
         does, path = f"list the topics of {namespace}", f"persistent/{quoted(namespace)}"
         unpartitioned, partitioned = await asyncio.gather(
-            self._get(does, path, _names, LONG_ANSWER),
-            self._get(does, f"{path}/partitioned", _names, LONG_ANSWER),
+            self._get(does, path, name_set, LONG_ANSWER),
+            self._get(does, f"{path}/partitioned", name_set, LONG_ANSWER),
         )
         return unpartitioned, partitioned
 
@@ -632,7 +632,7 @@ class Admin(TopicCalls):
 
     async def _namespaces_of(self, tenant: str) -> frozenset[str]:
         does = f"list the namespaces of tenant {tenant}"
-        return await self._get(does, f"namespaces/{quoted(tenant)}", _names)
+        return await self._get(does, f"namespaces/{quoted(tenant)}", name_set)
 
     async def _permissions(self, namespace: str) -> Permissions:
         does, path = f"read the grants in {namespace}", f"namespaces/{quoted(namespace)}"

@@ -369,7 +369,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
         "subscription_types": name_set(answer.get("subscription_types_enabled") or ()),
         "requires_encryption": answer.get("encryption_required") is True,
-        "max_producers": int(answer.get("max_producers_per_topic") or 0),
+        "max_producers": bounded(answer.get("max_producers_per_topic") or 0),
     }
 
 
