@@ -158,14 +158,22 @@ class RunReview(StatusModel):
     """Last entries of the plan. Later messages, and those in other partitions, are not moved."""
 
 
+_MAX_REASON, _MAX_ERROR = 128, 1_024
+
+
 class JobFailure(StatusModel):
     """Error of a job that ended before its run."""
 
-    reason: Annotated[str, Field(max_length=128)]
+    reason: Annotated[str, Field(max_length=_MAX_REASON)]
     """Reason, as one word."""
 
-    message: Annotated[str, Field(max_length=1024)]
+    message: Annotated[str, Field(max_length=_MAX_ERROR)]
     """The error of the job."""
+
+    @classmethod
+    def of(cls, reason: str, message: str) -> Self:
+        """Return the failure, with texts that are cut to the length of the fields."""
+        return cls(reason=reason[:_MAX_REASON], message=message[:_MAX_ERROR])
 
 
 class LenientStatus(StatusModel):

@@ -189,10 +189,11 @@ class Cluster:
         return answer
 
     def delete(self, resource: Resource, body: Body) -> None:
-        """Delete the object of *body*, unless another object has its name by now."""
+        """Delete the object of *body* if it exists, unless another object has its name by now."""
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
-        self.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
+        with suppress(ObjectNotFoundError):
+            self.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
 
     def watch(
         self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""

@@ -115,8 +115,8 @@ def read_claims(file: str, name: str | None, namespace: str) -> list[Claim]:
     """Return the RetryPolicies of *file*, or the one of that *name*.
 
     Raises:
-        RedriveError: the manifests have errors, which are printed, or no such policy.
-        RedriveError: the file can't be read.
+        RedriveError: the file can't be read, or the manifests have no such policy, or errors, which
+            are printed.
     """
     manifests = read_manifests(file, namespace)
     claims, _ = resolve(manifests.objects, manifests.namespaces)
@@ -135,8 +135,7 @@ def read_manifests(file: str, namespace: str) -> Manifests:
     """Read manifests without errors.
 
     Raises:
-        RedriveError: they have errors, which are printed.
-        RedriveError: the file can't be read.
+        RedriveError: the file can't be read, or they have errors, which are printed.
     """
     manifests = Manifests.read([file], namespace)
     errors = [f for f in lint(manifests) if f.rule.severity is Severity.ERROR]
@@ -144,6 +143,9 @@ def read_manifests(file: str, namespace: str) -> Manifests:
         click.echo(report.to_text(errors), nl=False, err=True)
         raise RedriveError("the manifests have errors", got=len(errors), remedy="correct them")
     return manifests
+
+
+NAME_WITHOUT_FILE = "NAME selects one of several policies in a file; POLICY is not a file"
 
 
 def is_file(name: str) -> bool:
@@ -195,9 +197,7 @@ def explain(policy: str, name: str | None, flags: ClusterFlags) -> None:
         claims = read_claims(policy, name, flags.namespace or DEFAULT_NAMESPACE)
         missing = "is not in these manifests"
     elif name is not None:
-        raise click.UsageError(
-            "NAME selects one of several policies in a file; POLICY is not a file"
-        )
+        raise click.UsageError(NAME_WITHOUT_FILE)
     else:
         cluster = Cluster(flags)
         claims = [live_claim(cluster, Key(cluster.namespace, policy))]

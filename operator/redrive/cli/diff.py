@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 
 import click
 
@@ -131,8 +130,7 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
 def _delete(cluster: Cluster, policy: Body) -> None:
     """Delete a policy that only observes; print an error, since the caller may have another one."""
     try:
-        with suppress(ObjectNotFoundError):
-            cluster.delete(POLICIES, policy)
+        cluster.delete(POLICIES, policy)
     except ClusterError as error:
         key = Key.of(policy)
         say(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ import click
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
 from redrive.api.inspection import MAX_NEWEST
-from redrive.cli.cluster import Cluster, ObjectNotFoundError
+from redrive.cli.cluster import Cluster
 from redrive.cli.documents import CauseCount, MalformedEntryRecord, PlannedCause, ReplayRecord
 from redrive.cli.inspection_request import (
     InspectionRequest,
@@ -127,7 +127,11 @@ def causes(request: InspectionRequest) -> int:
     """
     if not (request.access.is_direct or request.is_of_file):
         _check_counted(request)
-        return _inspect(request) if request.waiting else _count_in_cluster(request)
+        cluster = Cluster(request.flags)
+        policy = cluster.get(POLICIES, cluster.namespace, request.policy)
+        count = _inspect if request.waiting else _count_by_replay
+        count(request, cluster, policy)
+        return 0
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
@@ -150,14 +154,12 @@ def causes(request: InspectionRequest) -> int:
     return 0
 
 
-def _count_in_cluster(request: InspectionRequest) -> int:
+def _count_by_replay(request: InspectionRequest, cluster: Cluster, policy: Body) -> None:
     """Count the causes of dead letters by a Replay, and print them.
 
     Raises:
         RedriveError: the Replay can't be created, or it failed.
     """
-    cluster = Cluster(request.flags)
-    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
     body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
     created = cluster.create(REPLAYS, body)
     say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
@@ -165,26 +167,17 @@ def _count_in_cluster(request: InspectionRequest) -> int:
     counts = run_of(plan).get("counts") or {}
     causes = (run_of(plan).get("preview") or {}).get("causes") or ()
     items = list(_planned_causes(causes, counts.get("left", 0)))
-    if request.output in FORMATS:
-        figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
-        fields = {"replay": plan["metadata"]["name"], **figures}
-        names = [item["cause"] for item in items]
-        print_document(document("PlannedCauseList", items, **fields), request.output, names)
-        return 0
-    if items:
-        click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
-    say("\n".join(_plan_summary(request, plan, counts)))
-    return 0
+    figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
+    fields = {"replay": plan["metadata"]["name"], **figures}
+    _print_planned(request, "PlannedCauseList", items, fields, _plan_summary(plan, counts))
 
 
-def _inspect(request: InspectionRequest) -> int:
+def _inspect(request: InspectionRequest, cluster: Cluster, policy: Body) -> None:
     """Count the causes of waiting retries by an Inspection, and print them.
 
     Raises:
         RedriveError: the Inspection can't be created, or it failed.
     """
-    cluster = Cluster(request.flags)
-    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
     spec = {
         "policyRef": {"name": request.policy},
         "from": request.source,
@@ -198,19 +191,26 @@ def _inspect(request: InspectionRequest) -> int:
     say(f"inspection.redrive.io/{name} reads, and consumes nothing")
     run = run_of(_inspected(cluster, created))
     items = list(_planned_causes(run.get("causes") or (), run["matched"]))
+    figures = {n: run[n] for n in ("totalEntries", "readEntries", "messages", "matched")}
+    fields = {"inspection": name, **figures}
+    _print_planned(request, "InspectedCauseList", items, fields, _inspection_summary(request, run))
+
+
+def _print_planned(
+    request: InspectionRequest,
+    kind: str,
+    items: Sequence[PlannedCause],
+    fields: Mapping[str, object],
+    summary: Iterable[str],
+) -> None:
+    """Print causes that were counted in the cluster: a document of *kind*, or a table."""
     if request.output in FORMATS:
-        figures = {n: run[n] for n in ("totalEntries", "readEntries", "messages", "matched")}
         names = [item["cause"] for item in items]
-        fields = {"inspection": name, **figures}
-        print_document(document("InspectedCauseList", items, **fields), request.output, names)
-        return 0
+        print_document(document(kind, items, **fields), request.output, names)
+        return
     if items:
         click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
-    say(f"read {run['messages']} {_WORDS[request.source]}; {run['matched']} are selected")
-    if run.get("truncated"):
-        say(f"these are the newest; of {run['totalEntries']} entries --all reads more")
-    say(f"Consumers and examples: {request.direct_hint()}")
-    return 0
+    say("\n".join([*summary, f"Consumers and examples: {request.direct_hint()}"]))
 
 
 def _inspected(cluster: Cluster, inspection: Body) -> Body:
@@ -236,8 +236,7 @@ def _inspected(cluster: Cluster, inspection: Body) -> Body:
             live.show([shown if run else problem if ready else "starts", *error])
     finally:
         if phase_of(inspection) not in ENDED:
-            with suppress(ObjectNotFoundError):
-                cluster.delete(INSPECTIONS, inspection)
+            cluster.delete(INSPECTIONS, inspection)
     raise RedriveError("the Inspection was deleted", remedy="repeat the command")
 
 
@@ -286,8 +285,15 @@ def _planned_row(count: PlannedCause) -> list[object]:
     ]
 
 
-def _plan_summary(request: InspectionRequest, plan: Body, counts: Body) -> Iterator[str]:
-    """Yield the extent of the count, and the next steps."""
+def _inspection_summary(request: InspectionRequest, run: Body) -> Iterator[str]:
+    """Yield the extent of an Inspection."""
+    yield f"read {run['messages']} {_WORDS[request.source]}; {run['matched']} are selected"
+    if run.get("truncated"):
+        yield f"these are the newest; of {run['totalEntries']} entries --all reads more"
+
+
+def _plan_summary(plan: Body, counts: Body) -> Iterator[str]:
+    """Yield the extent of the count."""
     scanned, matched = counts.get("scanned", 0), counts.get("matched", 0)
     if not scanned:
         yield "no dead letters: none came, or all are acknowledged"
@@ -301,7 +307,6 @@ def _plan_summary(request: InspectionRequest, plan: Body, counts: Body) -> Itera
         yield f"not counted above, because no Replay can move them: {kinds}"
     if counts.get("unevaluated"):
         yield f"{counts['unevaluated']} can't be evaluated by the selection"
-    yield f"Consumers and examples: {request.direct_hint()}"
 
 
 @click.command()

@@ -18,7 +18,7 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.auth.files import SourceCredentials
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.cli.cluster import Cluster
-from redrive.cli.develop import DEFAULT_NAMESPACE, is_file, read_claims
+from redrive.cli.develop import DEFAULT_NAMESPACE, NAME_WITHOUT_FILE, is_file, read_claims
 from redrive.cli.documents import ReplayRecord
 from redrive.cli.frame import ClusterFlags, cluster_options, names_of
 from redrive.cli.policies import history_of
@@ -169,9 +169,7 @@ class InspectionRequest:
 
     def _of_cluster(self) -> tuple[TopicName, str]:
         if self.name is not None:
-            raise click.UsageError(
-                "NAME selects one of several policies in a file; POLICY is not a file"
-            )
+            raise click.UsageError(NAME_WITHOUT_FILE)
         cluster = Cluster(self.flags)
         body = cluster.get(POLICIES, cluster.namespace, self.policy)
         spec, status = parse_spec(RetryPolicySpec, body), body.get("status") or {}

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 
+from redrive.api import Body
 from redrive.api.inspection import (
     MAX_INSPECTED_CAUSES,
     InspectedCause,
@@ -37,10 +38,7 @@ from redrive.reading import broker
 from redrive.reasons import Reason
 from redrive.replay.spec import Choice
 
-MANAGER = "redrive-job"
-"""Field manager of a job's writes."""
 REPORT_SECONDS = 5.0
-_MAX_MESSAGE = 1_024
 _GONE = "InspectionGone"
 
 logger = logging.getLogger(__name__)
@@ -64,8 +62,7 @@ def main(arguments: list[str]) -> None:
             logger.info("the run ends: %s", message)
             return
         logger.error("%s", message)  # noqa: TRY400
-        failure = JobFailure(reason=reason[:128], message=message[:_MAX_MESSAGE])
-        _write(job, InspectionRun(failure=failure))
+        _write(job, InspectionRun(failure=JobFailure.of(reason, message)))
         sys.exit(1)
     logger.info("read %s messages; %s are selected", run.messages, run.matched)
 
@@ -77,7 +74,7 @@ def _read(job: InspectionJob) -> InspectionRun:
         RedriveError: the Inspection ended, or the topic can't be read in time.
     """
     end = time.monotonic() + job.seconds
-    spec = _write(job, InspectionRun())
+    spec = parse_spec(InspectionSpec, _write(job, InspectionRun()))
     topic = InspectedTopic(
         TopicName.parse_whole(job.topic),
         job.subscription,
@@ -126,8 +123,8 @@ def _cause(group: CauseGroup) -> InspectedCause:
     return InspectedCause.model_validate(fields)
 
 
-def _write(job: InspectionJob, run: InspectionRun) -> InspectionSpec:
-    """Write `status.run`, and return the spec.
+def _write(job: InspectionJob, run: InspectionRun) -> Body:
+    """Write `status.run`, and return the Inspection.
 
     Raises:
         RedriveError: the Inspection has ended, or was deleted.
@@ -135,7 +132,7 @@ def _write(job: InspectionJob, run: InspectionRun) -> InspectionSpec:
     return asyncio.run(_written(job, run))
 
 
-async def _written(job: InspectionJob, run: InspectionRun) -> InspectionSpec:
+async def _written(job: InspectionJob, run: InspectionRun) -> Body:
     key, status = Key(job.namespace, job.name), {"run": run.to_manifest()}
     async with Kubernetes.connect() as kubernetes:
         while True:
@@ -144,12 +141,14 @@ async def _written(job: InspectionJob, run: InspectionRun) -> InspectionSpec:
                 is_other = body["metadata"]["uid"] != job.uid
                 if is_other or InspectionStatus.of(body).phase in FINAL:
                     raise _gone(key)
-                await kubernetes.apply_status(resources.INSPECTIONS, body, status, MANAGER)
+                await kubernetes.apply_status(
+                    resources.INSPECTIONS, body, status, resources.JOB_MANAGER
+                )
             except NotFoundError as error:
                 raise _gone(key) from error
             except ConflictError:
                 continue
-            return parse_spec(InspectionSpec, body)
+            return body
 
 
 def _gone(key: Key) -> RedriveError:

@@ -31,7 +31,7 @@ from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import Key, is_owned_by
+from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
@@ -229,13 +229,7 @@ async def _run(inspection: Body, ctx: Context) -> SparkRun:
     if job is None:
         job = await _launch(inspection, ctx.settings.replay_template, ctx)
         jobs.put(job)
-    elif not is_owned_by(job, inspection):
-        raise Reason.APPLICATION_NOT_OURS.error(
-            "a Job that this Inspection does not own has the name that it needs",
-            got=job["metadata"]["name"],
-            remedy="delete that Job",
-        )
-    return JOB.run(job)
+    return JOB.run_of(inspection, resources.INSPECTIONS, job)
 
 
 def _job_key(inspection: Body) -> Key:

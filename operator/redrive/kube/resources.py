@@ -86,6 +86,8 @@ RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
 UNLOAD_REQUESTED_AT = "redrive.io/unload-requested-at"
 """Annotation of a RetryPolicy with a time: the broker loads the retry topic again, once for each
 value."""
+JOB_MANAGER = "redrive-job"
+"""Field manager of the writes of jobs."""
 REQUESTED_BY = "redrive.io/requested-by"
 """Annotation: the user who created a Replay or an Inspection, or who last annotated a RetryPolicy.
 The admission policy of the chart verifies it."""

@@ -12,9 +12,10 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
@@ -62,6 +63,8 @@ AT_A_TIME = 20
 """Policies polled before new and requested ones come first again."""
 REST_SECONDS = 15.0
 """Pause after a failed call to a broker."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -266,27 +269,20 @@ class Health:
         own = dead_letter.get(policy.dead_letter_subscription)
         if own is None or not own.bytes:
             return None
-        try:
-            return await reader.quota(admin, policy.dead_letter_topic)
-        except AdminError as error:
-            if error.meets_all:
-                raise
-            logger.warning("RetryPolicy %s: quota of dead letters is unknown: %s", asked.key, error)
-            return None
+        reading = reader.quota(admin, policy.dead_letter_topic)
+        return await _if_permitted(reading, asked.key, "quota of dead letters")
 
     async def _refusing(self, asked: Request, admin: Admin, reader: Reader) -> tuple[str, ...]:
         """Return why topics of the policy refuse messages or producers; empty if not read."""
         policy = asked.policy
         own = policy.retry_topic, *((policy.dead_letter_topic,) if policy.dead_letters else ())
-        try:
+
+        async def read() -> tuple[str, ...]:
             around = await admin.namespace(policy.topic.namespace_name, max_age=SETTINGS_SECONDS)
             refusing = [await reader.refusing(admin, topic, around.max_producers) for topic in own]
-        except AdminError as error:
-            if error.meets_all:
-                raise
-            logger.warning("RetryPolicy %s: state of its topics is unknown: %s", asked.key, error)
-            return ()
-        return tuple(itertools.chain.from_iterable(refusing))
+            return tuple(itertools.chain.from_iterable(refusing))
+
+        return await _if_permitted(read(), asked.key, "state of its topics") or ()
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader
@@ -375,6 +371,21 @@ def _are_keys_worth_writing(written: Body, patch: Body) -> bool:
 
 def _blocking(keys: Sequence[Body]) -> set[tuple[str, str]]:
     return {(key["keyHash"], key["messageID"]) for key in keys}
+
+
+async def _if_permitted(reading: Awaitable[T], policy: Key, subject: str) -> T | None:
+    """Return the result of a call without which the other statistics still count; None if refused.
+
+    Raises:
+        AdminError: other calls to the broker would fail, too.
+    """
+    try:
+        return await reading
+    except AdminError as error:
+        if error.meets_all:
+            raise
+        logger.warning("RetryPolicy %s: %s is unknown: %s", policy, subject, error)
+        return None
 
 
 def _provisioned_at(body: Body) -> Key | None:

@@ -458,14 +458,7 @@ def _run(replay: Body, ctx: Context) -> SparkRun | None:
     if launched is None:
         return None
     launcher, application = launched
-    if not resources.is_owned_by(application, replay):
-        raise Reason.APPLICATION_NOT_OURS.error(
-            f"a {launcher.resource.kind} that this Replay does not own has the name that this "
-            "Replay needs",
-            got=application["metadata"]["name"],
-            remedy=f"delete that {launcher.resource.kind}",
-        )
-    return launcher.run(application)
+    return launcher.run_of(replay, resources.REPLAYS, application)
 
 
 async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> Body:

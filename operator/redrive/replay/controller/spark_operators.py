@@ -79,6 +79,21 @@ class Launcher:
     manifest: Callable[[JobApplication], Body]
     run: Callable[[Body], SparkRun]
 
+    def run_of(self, owner: Body, kind: Resource, application: Body) -> SparkRun:
+        """Return the state of *application*, which has the name for *owner*, an object of *kind*.
+
+        Raises:
+            ApplicationNotOurs: *owner* does not own it.
+        """
+        if not is_owned_by(application, owner):
+            raise Reason.APPLICATION_NOT_OURS.error(
+                f"a {self.resource.kind} that this {kind.kind} does not own has the name that this "
+                f"{kind.kind} needs",
+                got=application["metadata"]["name"],
+                remedy=f"delete that {self.resource.kind}",
+            )
+        return self.run(application)
+
 
 MAX_LENGTH = 500
 """Length to which a line is cut."""

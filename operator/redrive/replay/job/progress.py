@@ -28,6 +28,7 @@ from redrive.api.replay import Mode, ReplayApprovalSpec, ReplayRate
 from redrive.api.replay_status import (
     FINAL,
     WHILE_RUNNING,
+    JobFailure,
     ReplayRun,
     ReplayStatus,
     RunApproval,
@@ -50,9 +51,6 @@ from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import ReplayJob
 
-MAX_MESSAGE = 1_024
-MANAGER = "redrive-job"
-"""Field manager of a job's writes."""
 _AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
 REVIEW_TIME = timedelta(minutes=15)
 """Time after which a review ends unconfirmed."""
@@ -222,8 +220,8 @@ class Progress:
     def fail(self, error: BaseException) -> None:
         """Write the error that ended the run. Another run may resume it."""
         reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
-        failure = {"reason": reason, "message": (cause_of(str(error)) or reason)[:MAX_MESSAGE]}
-        asyncio.run(self._exchange(_AT_REST | {"failure": failure}))
+        failure = JobFailure.of(reason, cause_of(str(error)) or reason)
+        asyncio.run(self._exchange(_AT_REST | {"failure": failure.to_manifest()}))
 
     async def _show_review(self, preview: RunPreview, review: Review) -> None:
         ends = [
@@ -329,7 +327,9 @@ class Progress:
         if "counts" in fields:
             run["counts"] = {**(before.get("counts") or {}), **fields["counts"]}
         status = {"run": {name: value for name, value in run.items() if value is not None}}
-        return await kubernetes.apply_status(resources.REPLAYS, replay, status, MANAGER)
+        return await kubernetes.apply_status(
+            resources.REPLAYS, replay, status, resources.JOB_MANAGER
+        )
 
     def _check_writable(self, status: ReplayStatus) -> None:
         """Check that this run may write the status.
