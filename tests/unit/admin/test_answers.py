@@ -64,7 +64,7 @@ POLICIES = {
     "auth_policies": {"destination_auth": {str(TOPIC): {"role": ["consume"]}}},
     "backlog_quota_map": QUOTAS, "delayed_delivery_policies": DELAYED,
     "subscription_expiration_time_minutes": 9, "replication_clusters": ["a"],
-    "subscription_types_enabled": ["Shared"],
+    "subscription_types_enabled": ["Shared"], "max_producers_per_topic": 9,
 }  # fmt: skip
 SETTINGS = {
     RANGES: "9", "backlogQuotaDefaultLimitGB": "1", "backlogQuotaDefaultLimitSecond": "9",
@@ -86,6 +86,7 @@ def _use_namespace(state: NamespaceState) -> object:
     policies = inherited_policies(state)
     return (
         state.subscription_expiry_minutes,
+        state.max_producers,
         topics,
         granted,
         delay_limit(policies),
@@ -124,6 +125,10 @@ READS: dict[str, Read] = {
     "tick": Read(lambda a: a.topic_policy(TOPIC, DelaysWithin(9)), DELAYED, _use_delays),
     "acknowledged": Read(
         lambda a: a.acknowledged(TOPIC, partitioned=False, subscription="s"), INTERNAL
+    ),
+    "terminated": Read(
+        lambda a: a.is_terminated(TOPIC, partitioned=True),
+        {"partitions": {"p": INTERNAL | {"state": "Terminated"}}},
     ),
     "internal stats": Read(lambda a: a.internal_stats(TOPIC), INTERNAL, _use_partition),
     "acknowledgements": Read(lambda a: a.ack_persistence(), SETTINGS),
