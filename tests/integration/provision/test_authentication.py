@@ -19,7 +19,7 @@ import trustme
 
 from sandbox import installation
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
+from tests.integration.provision.conftest import MakeShop, Shop
 
 SECRET = "the-secret-of-the-client"  # noqa: S105
 
@@ -222,21 +222,3 @@ def connects(shop: Shop, until: float) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def test_many_policies_cause_few_reads_of_the_secret(shop: Shop) -> None:
-    shop.create_topic(shop.topic("orders"))
-    before = reads_of_secrets(shop)
-    names = [f"p{number}" for number in range(40)]
-    shop.policies({name: {"subscription": name} for name in names})
-    shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")
-    # Connections of other tests cause reads too. Without a cache each policy would cause one.
-    assert reads_of_secrets(shop) - before < len(names)
-
-
-def reads_of_secrets(shop: Shop) -> int:
-    """The number of Secrets that all clients have read from the API server."""
-    text = shop.cluster.kubectl("get", "--raw=/metrics")
-    lines = re.findall(r"^apiserver_request_total\{.*\} \S+$", text, re.MULTILINE)
-    labels = ('resource="secrets"', 'verb="GET"', 'code="200"')
-    return sum(int(line.split()[-1]) for line in lines if all(label in line for label in labels))

@@ -67,8 +67,10 @@ class Reader:
     def __init__(self, table: Cache) -> None:
         self.table = table
         self.deletes = False
+        self.reads = 0
 
     async def read(self, *_: object) -> Material:
+        self.reads += 1
         if self.deletes:
             self.table.drop(BODY)
         return Material(token="one")  # noqa: S106
@@ -145,6 +147,13 @@ async def test_deleted_connection_is_remembered_for_a_while(
     assert connections.remembered(REF, "shop") is opened
     clock.now += timedelta(seconds=1)
     assert connections.remembered(REF, "shop") is None
+
+
+async def test_policies_of_one_connection_share_its_credentials(
+    connections: Connections, reader: Reader
+) -> None:
+    opened = await asyncio.gather(*(connections.resolve(REF, "shop") for _ in range(40)))
+    assert len({id(connection.admin) for connection in opened}) == reader.reads == 1
 
 
 async def test_connection_deleted_while_opened_is_forgotten(
