@@ -33,7 +33,9 @@ from tests.support.run_summary import started_processes, write_summary
 
 # While a broker starts, the time of an example is unlimited. The same tree gives the
 # same examples, so runs can be compared; `make release-check` has more, and others.
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "explore", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile(
     "redrive", settings.get_profile("explore"), derandomize=True, max_examples=50
 )

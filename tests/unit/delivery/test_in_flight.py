@@ -11,9 +11,10 @@ import pulsar
 import pytest
 
 from redrive import Policy
+from redrive.delivery import in_flight
 from redrive.delivery.bursts import REMEMBERED_SECONDS, Arrivals
 from redrive.delivery.decisions import MAX_COUNTED, Attempts
-from redrive.delivery.in_flight import MAX_REMEMBERED, InFlightMessages, Settled
+from redrive.delivery.in_flight import InFlightMessages, Settled
 from redrive.delivery.middleware.chain import Failure
 from redrive.delivery.parts import MAX_IN_FLIGHT_BYTES, SystemClock
 from redrive.policy.model import SubscriptionType
@@ -23,7 +24,7 @@ from redrive.testing.consumers import InMemoryConsumer
 from tests.support.fake_client import BurstMessage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-BEHIND = 100
+BEHIND, REMEMBERED = 100, 1_000
 SECOND = timedelta(seconds=1)
 LATER = timedelta(seconds=REMEMBERED_SECONDS + 1)
 
@@ -79,7 +80,8 @@ def numbered(number: int, index: int = -1) -> InMemoryMessage:
 
 
 @pytest.fixture(params=[timedelta(), LATER], ids=["at once", "later"])
-def world(request: pytest.FixtureRequest) -> World:
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(in_flight, "MAX_REMEMBERED", REMEMBERED)
     world = World()
     assert all(world.handle(number) for number in range(BEHIND))
     world.clock.advance(request.param)
@@ -165,9 +167,9 @@ def test_copy_taken_while_original_is_settled_is_dropped(
 
 
 def test_remembered_messages_are_limited(world: World) -> None:
-    assert all(world.handle(number) for number in range(BEHIND, 2 * MAX_REMEMBERED))
+    assert all(world.handle(number) for number in range(BEHIND, 2 * REMEMBERED))
     assert world.handle(BEHIND)
-    assert not world.handle(2 * MAX_REMEMBERED - 1)
+    assert not world.handle(2 * REMEMBERED - 1)
 
 
 def test_copy_of_in_flight_message_is_acknowledged_with_it() -> None:

@@ -271,7 +271,7 @@ class Delivery(RuleBasedStateMachine):
         assert self.broker.used <= TOPICS
 
 
-Delivery.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+Delivery.TestCase.settings = settings(stateful_step_count=40)
 TestTheLawsOfRetry = Delivery.TestCase
 
 
@@ -386,7 +386,7 @@ class Sequenced(RuleBasedStateMachine):
         return InMemoryConsumer(SEQUENCED_POLICY, broker=self.broker)
 
 
-Sequenced.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+Sequenced.TestCase.settings = settings(stateful_step_count=40)
 TestTheLawOfSequences = Sequenced.TestCase
 
 
@@ -513,7 +513,7 @@ class Pulling(RuleBasedStateMachine):
             assert count <= 1 + self.crashes[name]
 
 
-Pulling.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+Pulling.TestCase.settings = settings(stateful_step_count=40)
 TestTheLawsOfPulling = Pulling.TestCase
 
 

@@ -177,7 +177,7 @@ class Flight(RuleBasedStateMachine):
         assert self.flight.next_end() == min(self.ends.values(), default=None)
 
 
-Flight.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+Flight.TestCase.settings = settings(stateful_step_count=40)
 TestMessagesInFlight = Flight.TestCase
 
 
