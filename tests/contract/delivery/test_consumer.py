@@ -204,7 +204,7 @@ def test_handed_back_message_returns_as_the_same_attempt(
     assert_nothing_left(world)
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_nothing_is_handed_out_between_pause_and_resume(make_world: MakeWorld) -> None:
     world = make_world()
     with world.consumer() as consumer:
@@ -216,7 +216,7 @@ def test_nothing_is_handed_out_between_pause_and_resume(make_world: MakeWorld) -
         assert [m.data() for m in consumer.receive_batch(1, SOON)] == [b"x"]
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_a_stopped_consumer_hands_out_nothing(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")
@@ -252,7 +252,7 @@ def test_a_changed_policy_file_decides_about_the_next_failure(
     assert_nothing_left(world)
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_negatively_acknowledged_message_is_dead_lettered(
     make_world: MakeWorld,
 ) -> None:
@@ -306,7 +306,7 @@ def test_negative_acks_are_counted_if_the_broker_counts_none(
     assert_nothing_left(world)
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_ack_timeout_fails_the_attempt_and_late_calls_are_void(
     make_world: MakeWorld,
 ) -> None:

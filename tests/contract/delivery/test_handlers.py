@@ -16,7 +16,7 @@ from redrive import Attempt, Event, FailureRules
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.delivery.reporting import Name
 from redrive.policy.model import OutageLimits
-from tests.contract.delivery.conftest import BOTH, BOTH_AT_BROKER, assert_nothing_left
+from tests.contract.delivery.conftest import BOTH, assert_nothing_left
 from tests.support.waiting import wait_until
 
 MakeWorld = Callable[..., Any]
@@ -152,7 +152,7 @@ class Order(pulsar.schema.Record):  # type: ignore[misc]  # the client has no ty
     number = pulsar.schema.Integer(required=True)
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_handler_gets_decoded_values_others_are_dead_lettered(
     make_world: MakeWorld,
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive import BroadcastConsumer, Event
+from redrive.delivery.consumers import simple
 from redrive.delivery.reporting import Name
 from redrive.policy import envelope
 from redrive.policy.model import SubscriptionType
@@ -200,12 +201,13 @@ def receive_simply(world: Any, sent: Sent) -> None:  # noqa: ANN401
 
     with world.simple_consumer(on_event=observe) as consumer:
         while not sent.is_through:
-            for message in consumer.receive(10, 10 * SECOND, SECOND):
+            for message in consumer.receive(10, 600 * SECOND, SECOND):
                 try:
                     sent.handle(message)
                 except LookupError:
-                    continue  # its invisible duration ends
-                consumer.acknowledge(message)
+                    consumer.change_invisible_duration(message, simple.MIN_INVISIBLE)
+                else:
+                    consumer.acknowledge(message)
         wait_until(lambda: consumer.in_flight <= len(unsent))
 
 
@@ -224,7 +226,9 @@ def test_hostile_metadata_is_handled_or_dead_lettered(
     provision_policy: ProvisionPolicy,
     consume: Callable[[Any, Sent], None],
     kind: SubscriptionType,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(simple, "MIN_INVISIBLE", 0.1 * SECOND)
     world = provision_policy(kind=kind, max_retries=0)
 
     @some_examples

@@ -68,7 +68,7 @@ def test_unsettled_message_returns_and_is_dead_lettered(
     assert_nothing_left(world)
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_a_duration_can_be_changed_and_takes_effect_at_once(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"longer")
@@ -137,7 +137,7 @@ def test_failed_message_is_retried_later_and_dead_lettered(make_world: MakeWorld
     assert_nothing_left(world)
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_handed_back_message_is_the_same_attempt_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")

@@ -9,14 +9,14 @@ from itertools import groupby
 from typing import Any
 
 from redrive.policy.model import SubscriptionType
-from tests.contract.delivery.conftest import BOTH_AT_BROKER, assert_nothing_left, wait_until_settled
+from tests.contract.delivery.conftest import BOTH, assert_nothing_left, wait_until_settled
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 BRIEFLY, SOON = 0.1 * SECOND, 180 * SECOND
 
 
-@BOTH_AT_BROKER
+@BOTH
 def test_in_flight_message_is_not_handed_out_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"1", b"2", b"3")
