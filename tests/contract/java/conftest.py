@@ -1,4 +1,4 @@
-"""One Java for all tests, and a client of the role that may consume a policy's topics."""
+"""One Java for all tests: one worker runs them. Clients have the role of a policy's consumers."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.subscriptions import stats
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group("java")
 ProvisionPolicy = Callable[..., Any]
 MakeClient = Callable[..., JavaClient]
 SOON = timedelta(seconds=180)
@@ -56,9 +57,9 @@ def values(properties: dict[str, str], *, names: str) -> list[str | None]:
 
 
 def wait_until_chunks_are_dispatched(provisioned: ProvisionedPolicy) -> None:
-    """Wait until the broker has delayed or delivered all chunks of a retry.
+    """Wait until the broker has delayed or delivered all chunks of a retry, and nothing is left.
 
-    It never delivers a chunked message whose consumer closed while it dispatched the chunks.
+    It keeps those that a consumer has not acknowledged when it is closed, until an unload.
     """
 
     def are_dispatched() -> bool:
@@ -80,11 +81,10 @@ def dead_letter_in_java(
     ).receive()
 
 
-@pytest.mark.parametrize("partitions", [0, 2])
 def test_java_retries_python_dead_letters_and_java_reads(
-    provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    provisioned = provision_policy(max_retries=2, partitions=partitions)
+    provisioned = provision_policy(max_retries=2, partitions=2)
     origin = send(provisioned)
     in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_java_retries_python_dead_letters_and_java_reads(
         dead.properties, names="RECONSUMETIMES ORIGIN_MESSAGE_ID REAL_TOPIC REAL_SUBSCRIPTION"
     ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription]
     consumer.close()
-    wait_until(lambda: provisioned.unsettled(partitions) == 0)
+    wait_until(lambda: provisioned.unsettled(2) == 0)
 
 
 def test_cause_that_java_adds_is_that_of_the_dead_letter(
@@ -124,11 +124,10 @@ def test_cause_that_java_adds_is_that_of_the_dead_letter(
     assert dead.properties()[CAUSE_TYPE] == "IOException"
 
 
-@pytest.mark.parametrize("partitions", [0, 2])
 def test_python_retries_java_dead_letters_and_python_reads(
-    provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    provisioned = provision_policy(max_retries=2, partitions=partitions)
+    provisioned = provision_policy(max_retries=2, partitions=2)
     origin = send(provisioned)
     consumer = provisioned.consumer()
     for _ in range(2):
@@ -152,7 +151,7 @@ def test_python_retries_java_dead_letters_and_python_reads(
     # Java records no cause. It copies the previous one, which names its attempt.
     assert values(dead.properties(), names="REDRIVE_ATTEMPT REDRIVE_DEAD_REASON") == ["2", None]
     in_java.close()
-    wait_until(lambda: provisioned.unsettled(partitions) == 0)
+    wait_until(lambda: provisioned.unsettled(2) == 0)
 
 
 def test_both_read_large_messages_that_the_other_has_sent_on(
@@ -165,15 +164,17 @@ def test_both_read_large_messages_that_the_other_has_sent_on(
     )
     producer.send(payload)
     consumer = provisioned.consumer()
-    consumer.reconsume_later(consumer.receive(SOON), delay=timedelta(seconds=15))
+    consumer.reconsume_later(consumer.receive(SOON))
     wait_until_chunks_are_dispatched(provisioned)
     consumer.close()
+    provisioned.unload()
     in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     message = in_java.receive()
     assert message.value == payload
-    in_java.reconsume_later(message, delay=timedelta(seconds=15))
+    in_java.reconsume_later(message)
     wait_until_chunks_are_dispatched(provisioned)
     in_java.close()
+    provisioned.unload()
     consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()

@@ -16,6 +16,7 @@ from tests.support.documented import CONSUMER_METRICS, JAVA, READ, RUNBOOKS, blo
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 
+pytestmark = pytest.mark.xdist_group("java")
 JAVA_RELEASE = 8  # the newest that the compiler knows well enough
 PROGRAM = """
 import java.io.ByteArrayOutputStream;

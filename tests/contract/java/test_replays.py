@@ -19,6 +19,7 @@ from redrive.replay.spec import ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_schemas import (
     FIRST,
+    KINDS,
     SECOND,
     definition,
     give_schema,
@@ -29,6 +30,7 @@ from tests.contract.java.test_schemas import (
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 
+pytestmark = pytest.mark.xdist_group("java")
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
 
@@ -85,7 +87,7 @@ def job_of(provisioned: ProvisionedPolicy) -> ReplayJob:
     return ReplayJob("tests", "again", "uid", policy, *urls, where=None, follow_for=0.0)
 
 
-@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_java_reads_replayed_messages(
     provision_policy: ProvisionPolicy,
     java_client: MakeClient,

@@ -20,10 +20,12 @@ from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.schemas import enforce
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group("java")
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
 SOON = timedelta(seconds=180)
 
+KINDS = "AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"
 FIRST, SECOND, NUMBER = ("a", "b"), ("c", "b", "a"), 7
 
 
@@ -86,8 +88,7 @@ def text(value: Any) -> str:  # noqa: ANN401 - an object of Java
     return str(value)
 
 
-@pytest.mark.parametrize("enforced", [False, True])
-@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
+@pytest.mark.parametrize(("kind", "enforced"), [("AVRO", False), *((kind, True) for kind in KINDS)])
 def test_java_reads_messages_sent_on_by_python(
     provision_policy: ProvisionPolicy, java_client: MakeClient, kind: str, *, enforced: bool
 ) -> None:
@@ -110,13 +111,11 @@ def test_java_reads_messages_sent_on_by_python(
     wait_until(lambda: provisioned.unsettled() == 0)
 
 
-@pytest.mark.parametrize(("enforced", "partitions"), [(False, 0), (True, 2)])
 def test_later_reader_decodes_retry_by_its_written_version(
-    provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int, *, enforced: bool
+    provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
-    provisioned = provision_policy(max_retries=1, partitions=partitions)
-    if enforced:
-        enforce(provisioned.broker, provisioned.policy.topic)
+    provisioned = provision_policy(max_retries=1, partitions=2)
+    enforce(provisioned.broker, provisioned.policy.topic)
     producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     old, value = typed(producing, "AVRO")
     producing.send(str(provisioned.policy.topic), old, value)
