@@ -14,16 +14,33 @@ import pytest
 from redrive.delivery import in_flight
 from redrive.policy.model import SubscriptionType
 from tests.support.messages import handle_until_quiet, receive_until_quiet
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 SOON = timedelta(seconds=180)
 SECONDS = 180
+REMEMBERED = 0.5
+PARTITIONS = 2
 
 
 @pytest.fixture(autouse=True)
 def _forget_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remember settled messages for 1 s instead of 10 s: handlers below take longer than that."""
-    monkeypatch.setattr(in_flight, "REMEMBERED_SECONDS", 1.0)
+    """Remember settled messages for less than 10 s: handlers below take longer than that."""
+    monkeypatch.setattr(in_flight, "REMEMBERED_SECONDS", REMEMBERED)
+
+
+def move(provisioned: ProvisionedPolicy, unsettled: int) -> None:
+    """Move the topics once all settlements are stored; return when the copies wait in the client.
+
+    Args:
+        unsettled: the number of messages that the broker delivers again.
+    """
+    topic = provisioned.policy.topic
+    wait_until(lambda: provisioned.unsettled(PARTITIONS) == unsettled)
+    provisioned.unload()
+    wait_until(lambda: provisioned.given_out(topic) == unsettled)
+    time.sleep(2 * REMEMBERED)
 
 
 def test_next_attempt_waits_for_a_timed_out_handler(
@@ -85,41 +102,39 @@ def test_redelivered_partition_queue_is_handled_once(
     ordered: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     kind = SubscriptionType.KEY_SHARED if ordered else SubscriptionType.SHARED
-    provisioned = provision_policy(partitions=2, ordered=ordered, kind=kind)
+    provisioned = provision_policy(partitions=PARTITIONS, ordered=ordered, kind=kind)
     sent = [b"%d" % number for number in range(300)]
     provisioned.send(*sent, partition_key="k")
     consumer = provisioned.consumer()
     handled: list[bytes] = []
 
     quiet = timedelta(seconds=2)
-    backlog = partial(provisioned.unsettled, 2)
+    backlog = partial(provisioned.unsettled, PARTITIONS)
     for message in receive_until_quiet(consumer, quiet=quiet, unsettled=backlog):
         handled.append(message.data())
         consumer.acknowledge(message)
         if len(handled) in {1, 100, 200}:
-            provisioned.unload()
-            time.sleep(2)  # until the copies wait behind the rest
+            move(provisioned, len(sent) - len(handled))
         if len(handled) == 250:
-            time.sleep(2)
+            time.sleep(2 * REMEMBERED)
     assert handled == sent
 
 
 def test_redelivered_partition_queue_is_retried_once(
     provision_policy: ProvisionPolicy,
 ) -> None:
-    provisioned = provision_policy(partitions=1, delays=["1h"])
+    provisioned = provision_policy(partitions=PARTITIONS, delays=["1h"])
     provisioned.send(*[b"%d" % number for number in range(100)])
     consumer = provisioned.consumer()
     for number in range(100):
         message = consumer.receive(SOON)
         if not number:
-            provisioned.unload()
-            time.sleep(2)
+            move(provisioned, 100)
         consumer.reconsume_later(message)
-    time.sleep(2)  # a handler may be that slow, and the copies come last
+    time.sleep(2 * REMEMBERED)  # a handler may be that slow, and the copies come last
     assert consumer.receive(timedelta(seconds=2)) is None
     consumer.close()
-    assert provisioned.backlog(provisioned.policy.retry_topic.partition(0)) == 100
+    assert provisioned.backlog(provisioned.policy.retry_topic) == 100
 
 
 def send_batch(provisioned: Any) -> None:  # noqa: ANN401 - see conftest

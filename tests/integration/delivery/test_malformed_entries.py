@@ -226,33 +226,21 @@ def readers(provisioned: Any) -> list[str]:  # noqa: ANN401
 MALFORMED = [KILLER] + [entry for name, entry in HARMFUL.items() if name not in WITHHELD]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_malformed_entries_are_dead_lettered_at_a_restart(
-    provision_policy: ProvisionPolicy, supervise: Supervise, program: str
-) -> None:
-    provisioned = provision_policy()
-    good = send_among(provisioned, MALFORMED)
-    supervisor = supervise(provisioned)
-
-    supervisor.run(PROGRAMS[program], lambda: supervisor.is_through(good))
-
-    assert supervisor.handled == Counter(good)
-    assert supervisor.deaths == MAX_REDELIVERIES + 1, supervisor.output
-    check_dead_letters(provisioned, MALFORMED)
-
-
 @pytest.mark.parametrize(
-    ("kind", "partitions"),
+    ("program", "kind", "partitions"),
     [
-        (SubscriptionType.KEY_SHARED, 0),
-        (SubscriptionType.FAILOVER, 0),
-        (SubscriptionType.EXCLUSIVE, 0),
-        (SubscriptionType.SHARED, 2),
+        ("run", SubscriptionType.SHARED, 0),
+        ("batches", SubscriptionType.KEY_SHARED, 0),
+        ("by hand", SubscriptionType.FAILOVER, 0),
+        ("asyncio", SubscriptionType.EXCLUSIVE, 0),
+        ("simple", SubscriptionType.SHARED, 2),
+        ("simple with asyncio", SubscriptionType.SHARED, 0),
     ],
 )
-def test_source_and_retry_topic_of_each_type_are_inspected(
+def test_malformed_entries_are_dead_lettered_at_a_restart(
     provision_policy: ProvisionPolicy,
     supervise: Supervise,
+    program: str,
     kind: SubscriptionType,
     partitions: int,
 ) -> None:
@@ -263,7 +251,7 @@ def test_source_and_retry_topic_of_each_type_are_inspected(
     good = send_among(provisioned, MALFORMED, topics)
     supervisor = supervise(provisioned, partitions)
 
-    supervisor.run(RUN, lambda: supervisor.is_through(good))
+    supervisor.run(PROGRAMS[program], lambda: supervisor.is_through(good))
 
     assert supervisor.handled == Counter(good)
     assert supervisor.deaths == MAX_REDELIVERIES + 1, supervisor.output

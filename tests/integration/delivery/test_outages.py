@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +21,8 @@ from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 
-OUTAGE_SECONDS = 6.0
+PROBES = 6
+"""Failed probes of both consumers before the outage ends."""
 CONSUMERS = 2
 WORKERS = 4
 MESSAGES = 600
@@ -98,7 +98,8 @@ def run_through_an_outage(
         wait_until(lambda: all(consumer.outages for consumer in consumers))
         wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
         during()
-        time.sleep(OUTAGE_SECONDS)
+        held = warehouse.count(Name.HELD)
+        wait_until(lambda: warehouse.count(Name.HELD) >= held + PROBES)
         warehouse.is_down = False
         assert warehouse.done.wait(180), (len(warehouse.handled), [c.in_flight for c in consumers])
         wait_until(lambda: paused_causes(provisioned) == [])
