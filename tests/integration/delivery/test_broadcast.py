@@ -13,7 +13,6 @@ import pytest
 from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event
 from redrive.delivery.connection import SubscribeError
 from redrive.delivery.fetcher import ConsumerStoppedError, SubscriptionLostError
-from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path
 from tests.support.subscriptions import tell
@@ -25,7 +24,8 @@ SECOND = timedelta(seconds=1)
 SOON = 180 * SECOND
 
 
-pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+BOTH = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+"""Without it a test is about the consumer for threads, on which the other is built."""
 
 
 def of_kind(kind: str, client: pulsar.Client, topic: str, **choices: Any) -> Any:  # noqa: ANN401
@@ -49,7 +49,7 @@ def listen(provisioned: Any, **choices: Any) -> Any:  # noqa: ANN401 - see conft
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
+    name: str = getattr(request, "param", "threads")
     return name
 
 
@@ -81,6 +81,7 @@ def contents(consumer: Any, count: int) -> list[bytes]:  # noqa: ANN401
     return sorted(message.data() for message in received if message)
 
 
+@BOTH
 def test_every_consumer_gets_each_message_after_its_start(provisioned: Any) -> None:  # noqa: ANN401
     provisioned.send(b"before")
     first, second = listen(provisioned), listen(provisioned)
@@ -102,6 +103,7 @@ def test_schema_decodes_broadcast_messages(provisioned: Any) -> None:  # noqa: A
     assert consumer.receive(SOON).value() == "21 °C"
 
 
+@BOTH
 def test_broadcast_survives_failures_that_are_no_exception(provisioned: Any) -> None:  # noqa: ANN401
     dropped: list[str] = []
     consumer = listen(provisioned, on_event=lambda event: dropped.append(event.reason))
@@ -142,12 +144,7 @@ def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
     ]
 
 
-@pytest.mark.parametrize("prefetch", [0, -1])
-def test_prefetch_below_1_is_refused(provisioned: Any, prefetch: int) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidSpecError, match="prefetch"):
-        listen(provisioned, prefetch=prefetch)
-
-
+@BOTH
 def test_timed_out_handler_fails_and_late_success_is_reported(provisioned: Any) -> None:  # noqa: ANN401
     events: list[Event] = []
     given_up = threading.Event()

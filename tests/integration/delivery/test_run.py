@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from redrive import Done, Event, FailureRules, RetryConsumer
+from redrive import Event, FailureRules, RetryConsumer
 from redrive.delivery.fetcher import ConsumerStoppedError
-from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
 from sandbox.pulsar import SUPERUSER
 from tests.support.messages import handle_until_quiet
@@ -24,38 +23,6 @@ ProvisionPolicy = Callable[..., Any]
 
 
 SOON = timedelta(seconds=180)
-
-
-def test_run_acknowledges_successes_and_retries_failures(
-    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
-) -> None:
-    provisioned = provision_policy(max_retries=1)
-    provisioned.send(b"good", b"once", b"never")
-    consumer = provisioned.consumer()
-    handled: list[tuple[bytes, str | None]] = []
-
-    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
-        count = message.properties().get("RECONSUMETIMES")
-        handled.append((message.data(), count))
-        if len(handled) == 5:
-            consumer.stop()
-        if message.data() == b"never" or (message.data() == b"once" and count is None):
-            text = "out of order"
-            raise LookupError(text)
-
-    consumer.run(handle)
-    consumer.close()
-
-    assert sorted(handled, key=str) == [
-        (b"good", None), (b"never", "1"), (b"never", None), (b"once", "1"), (b"once", None),
-    ]  # fmt: skip
-    (dead,) = provisioned.dead_letters(1)
-    assert dead.data() == b"never"
-    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
-    assert dead.properties()["REDRIVE_CAUSE_MESSAGE"] == "out of order"
-    wait_until(lambda: not provisioned.unsettled())
-    assert "attempt 2 failed of " in caplog.text
-    assert "LookupError: out of order\nat " in caplog.text
 
 
 def test_close_waits_for_the_in_flight_message_of_run(
@@ -102,10 +69,6 @@ def test_stop_ends_all_waiting_receptions(provision_policy: ProvisionPolicy) -> 
     for thread in waiting:
         thread.join(30)
     assert len(ended) == 3
-
-
-def test_no_message_within_the_time_out_is_none(provision_policy: ProvisionPolicy) -> None:
-    assert provision_policy().consumer().receive(timedelta(milliseconds=100)) is None
 
 
 def test_source_and_retry_topic_alternate_under_load(
@@ -183,25 +146,6 @@ def test_a_deadline_bounds_all_attempts_together(provision_policy: ProvisionPoli
 
 def _fail(_message: object) -> None:
     raise LookupError
-
-
-def test_with_explicit_only_done_is_success(provision_policy: ProvisionPolicy) -> None:
-    provisioned = provision_policy(max_retries=0)
-    provisioned.send(b"done", b"forgotten")
-    consumer = provisioned.consumer()
-    handled = []
-
-    def handle(message: Any) -> Done | None:  # noqa: ANN401 - the client publishes no types
-        handled.append(message.data())
-        if len(handled) == 2:
-            consumer.stop()
-        return Done() if message.data() == b"done" else None
-
-    consumer.run(handle, explicit=True)
-
-    (dead,) = provisioned.dead_letters(1)
-    assert dead.data() == b"forgotten"
-    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "NotDoneError"
 
 
 def test_timed_out_handler_fails_and_late_success_is_ignored(
@@ -363,13 +307,7 @@ def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
     consumer.close()
 
 
-@pytest.mark.parametrize("prefetch", [0, -1])
-def test_prefetch_below_1_is_refused(provision_policy: ProvisionPolicy, prefetch: int) -> None:
-    with pytest.raises(InvalidSpecError, match="prefetch"):
-        provision_policy().consumer(prefetch=prefetch)
-
-
-@pytest.mark.parametrize("prefetch", [1, 511, 512, 1_000])
+@pytest.mark.parametrize("prefetch", [1, 511, 512])
 def test_messages_that_wait_in_a_consumer_are_limited(
     provision_policy: ProvisionPolicy, prefetch: int
 ) -> None:
@@ -383,10 +321,9 @@ def test_messages_that_wait_in_a_consumer_are_limited(
     producer.close()
     consumer = provisioned.consumer(prefetch=prefetch)
     taken = [consumer.receive() for _ in range(300)]
-    given_out = 0
-    for _ in range(10):
-        given_out = max(given_out, provisioned.given_out(provisioned.policy.topic))
-    assert 300 < given_out <= 300 + prefetch
+    topic = provisioned.policy.topic
+    wait_until(lambda: provisioned.given_out(topic) > 300)
+    assert max(provisioned.given_out(topic) for _ in range(10)) <= 300 + prefetch
     assert consumer.in_flight == len(taken) == 300
     consumer.close()
-    assert provisioned.backlog(provisioned.policy.topic) == 2_000
+    assert provisioned.backlog(topic) == 2_000

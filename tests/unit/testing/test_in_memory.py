@@ -20,6 +20,7 @@ from redrive import (
     Event,
     NotSentError,
     Policy,
+    Redaction,
     RetryConsumer,
     RetryProducer,
     SimpleConsumer,
@@ -37,6 +38,7 @@ from redrive.testing.consumers import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
+from tests.support.fake_client import FakeClient
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("2h"))
 
@@ -85,6 +87,58 @@ def test_log_and_hook_report_every_retry_of_a_message(
         for record in caplog.records
     ]
     assert logged == [asdict(event) for event in events]
+
+
+def test_log_names_hops_and_causes(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[Event] = []
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=1), on_event=events.append)
+    origin = id_text(consumer.send(b"x"))
+
+    def handle(_message: pulsar.Message) -> None:
+        raise LookupError("out of order")
+
+    with caplog.at_level(logging.INFO, "redrive"):
+        consumer.run(handle)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts[1::2] == [
+        f"moved to {topic}: origin {origin}, previous id {event.message_id}, "
+        f"new id {event.new_id}, failed attempts {number}"
+        for number, topic, event in zip(
+            (1, 2), (POLICY.retry_topic, POLICY.dead_letter_topic), events[1::2], strict=True
+        )
+    ]
+    assert texts[2].startswith("attempt 2 failed of ")
+    assert "LookupError: out of order\nat " in texts[2]
+
+
+@pytest.mark.parametrize(("level", "reason"), [(None, "RetriesExhausted"), (-1, "Requested")])
+def test_discarding_policy_acknowledges_exhausted_messages(
+    level: int | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=0, dead_letters=False))
+    origin = id_text(consumer.send(b"lost"))
+    consumer.reconsume_later(consumer.receive(), level=level)
+    assert caplog.messages == [
+        f"discarded ({reason}), as the policy asks: origin {origin}, id {origin}, failed attempts 1"
+    ]
+    assert consumer.broker.unsettled() == []
+    assert consumer.dead_letters == []
+
+
+def test_attempt_has_the_redacted_cause_of_the_one_before() -> None:
+    consumer = InMemoryConsumer(POLICY, redaction=Redaction([r"\S+@\S+"]))
+    forged = {"RECONSUMETIMES": "7", "REDRIVE_ATTEMPT": "8"}
+    origin = id_text(consumer.send(b"x", properties=forged))
+    message = consumer.receive()
+    first = consumer.attempt_of(message)
+    assert (first.number, first.origin, first.cause) == (1, origin, None)
+    consumer.reconsume_later(message, cause=ValueError("no account for ann@example.com"))
+    second = consumer.attempt_of(consumer.receive())
+    assert (second.number, second.reconsume_times, second.origin) == (2, 1, origin)
+    assert second.cause is not None
+    assert second.cause.message == "no account for [redacted]"
+    assert (second.cause.attempt, second.cause.consumer) == (1, consumer.name)
+    assert second.first_failed_at == second.cause.failed_at
 
 
 def test_discarded_late_and_unsent_messages_have_own_events() -> None:
@@ -371,6 +425,15 @@ def test_object_other_than_a_client_is_refused(consumer: Any) -> None:  # noqa: 
     for client in (None, "pulsar://localhost:6650"):
         with pytest.raises(InvalidSpecError, match=r"client must be a pulsar\.Client"):
             consumer(client, POLICY)
+
+
+@pytest.mark.parametrize("prefetch", [0, -1])
+@pytest.mark.parametrize(
+    ("consumer", "subject"), [(RetryConsumer, POLICY), (BroadcastConsumer, str(POLICY.topic))]
+)
+def test_prefetch_below_1_is_refused(consumer: Any, subject: object, prefetch: int) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="prefetch must be at least 1"):
+        consumer(FakeClient().as_pulsar(), subject, prefetch=prefetch)
 
 
 @pytest.mark.parametrize("handler", [None, b"m"])
