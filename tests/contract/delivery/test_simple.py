@@ -50,9 +50,10 @@ def test_unsettled_message_returns_and_is_dead_lettered(
     (origin,) = world.send(b"bad", partition_key="k")
     observed = Observed()
     with world.simple_consumer(on_event=observed) as consumer:
-        (message,) = consumer.receive(10, 6 * SECOND, SOON)
+        (message,) = consumer.receive(10, 60 * SECOND, SOON)
         attempts = [consumer.attempt_of(message)]
         assert consumer.receive(10, 2 * SECOND, SECOND) == []
+        consumer.change_invisible_duration(message, SECOND)
         (message,) = consumer.receive(10, SECOND, SOON)
         attempts.append(consumer.attempt_of(message))
         while "redrive.dead_lettered" not in observed.events:
