@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+LONGEST_PAUSE = 1.0
+
 
 def wait_until(holds: Callable[[], object], seconds: float = 180.0, every: float = 0.1) -> None:
-    """Wait until *holds*, called *every* so many seconds, returns True; fail after a long time."""
+    """Wait until *holds* returns True; fail after a long time.
+
+    Args:
+        every: the first pause between two calls; each is a tenth longer than the one before.
+    """
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds:g} s"
         time.sleep(every)
+        every = max(every, min(1.1 * every, LONGEST_PAUSE))

@@ -99,7 +99,7 @@ def test_messages_wait_for_revoked_rights_and_deleted_topic(
     retry, dead = provisioned.policy.retry_topic, provisioned.policy.dead_letter_topic
     work = at_work(provisioned)
     provisioned.send(b"before", b"bad before")
-    work.wait(lambda: work.handled[b"before"] == 1 and work.events["redrive.dead_lettered"] == 1)
+    work.wait(lambda: work.handled[b"before"] >= 1 <= work.events["redrive.dead_lettered"])
 
     provisioned.broker.request("DELETE", f"{path(retry)}/permissions/{provisioned.role}").check(
         "revoke"
@@ -125,7 +125,7 @@ def test_revoked_and_restored_consume_right_loses_nothing(
     source = provisioned.policy.topic
     work = at_work(provisioned)
     provisioned.send(b"before")
-    work.wait(lambda: work.handled[b"before"] == 1)
+    work.wait(lambda: work.handled[b"before"] >= 1)
 
     provisioned.broker.request("DELETE", f"{path(source)}/permissions/{provisioned.role}").check(
         "revoke"
@@ -168,7 +168,7 @@ def test_restart_of_a_killed_broker_loses_nothing(
     provisioned = provision_policy(delays=["3s"])
     work = at_work(provisioned)
     provisioned.send(b"before", b"bad before", b"waiting")
-    work.wait(lambda: work.events["redrive.retried"] == 2)
+    work.wait(lambda: work.events["redrive.retried"] >= 2)
     sandbox.processes.stop(pulsar_part.NAME, grace=0.5)
     pulsar_part.start(sandbox.pulsar, sandbox.processes)
     pulsar_part.wait(sandbox.pulsar, sandbox.processes)

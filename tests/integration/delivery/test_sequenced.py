@@ -48,11 +48,6 @@ def sequenced(provision_policy: ProvisionPolicy) -> ProvisionedPolicy:
     return made
 
 
-@pytest.fixture(autouse=True)
-def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequencing, "STILL_SECONDS", 2.0)
-
-
 def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
     """Handle all messages, of which *bad* ones fail; return the contents of the others."""
     with provisioned.consumer() as consumer:

@@ -125,42 +125,40 @@ def test_stopped_run_waits_for_one_send_to_a_gone_broker(
 
 
 @pytest.mark.parametrize("how", ["gone", "frozen"])
-@pytest.mark.parametrize("kind", [RetryConsumer, SimpleConsumer, BroadcastConsumer, RetryProducer])
 def test_each_kind_closes_within_its_deadline(
-    provision_policy: ProvisionPolicy,
-    proxy: WithholdingProxy,
-    client: pulsar.Client,
-    how: str,
-    kind: Any,  # noqa: ANN401 - they have no base with a constructor
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, client: pulsar.Client, how: str
 ) -> None:
     policy = provision_policy().policy
-    of_topic = kind in {BroadcastConsumer, RetryProducer}
-    opened = kind(client, str(policy.topic) if of_topic else policy)
+    opened: list[Any] = [
+        RetryConsumer(client, policy),
+        SimpleConsumer(client, policy),
+        BroadcastConsumer(client, str(policy.topic)),
+        RetryProducer(client, str(policy.topic)),
+    ]
     leave(proxy, how)
-    with awake_time() as passed:
-        opened.close(timedelta(seconds=1))
-        assert passed() < LONG
+    for one in opened:
+        with awake_time() as passed:
+            one.close(timedelta(seconds=1))
+            assert passed() < LONG
 
 
 @pytest.mark.parametrize("how", ["gone", "frozen"])
-@pytest.mark.parametrize(
-    "kind", [AsyncRetryConsumer, AsyncSimpleConsumer, AsyncBroadcastConsumer, AsyncRetryProducer]
-)
 async def test_each_asynchronous_kind_closes_within_its_deadline(
-    provision_policy: ProvisionPolicy,
-    proxy: WithholdingProxy,
-    client: pulsar.Client,
-    how: str,
-    kind: Any,  # noqa: ANN401 - they have no base with a constructor
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, client: pulsar.Client, how: str
 ) -> None:
     policy = (await asyncio.to_thread(provision_policy)).policy
-    of_topic = kind in {AsyncBroadcastConsumer, AsyncRetryProducer}
-    opened = kind(client, str(policy.topic) if of_topic else policy)
-    async with opened:
+    async with (
+        AsyncRetryConsumer(client, policy) as consumer,
+        AsyncSimpleConsumer(client, policy) as simple,
+        AsyncBroadcastConsumer(client, str(policy.topic)) as broadcast,
+        AsyncRetryProducer(client, str(policy.topic)) as producer,
+    ):
         leave(proxy, how)
-        with awake_time() as passed:
-            await opened.close(timeout=1)
-            assert passed() < LONG
+        opened: list[Any] = [consumer, simple, broadcast, producer]
+        for one in opened:
+            with awake_time() as passed:
+                await one.close(timeout=1)
+                assert passed() < LONG
 
 
 def test_a_send_under_way_ends_when_its_producer_is_closed(
