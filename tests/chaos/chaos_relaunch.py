@@ -13,7 +13,7 @@ __all__ = ["shop"]
 def test_deleted_application_is_relaunched_and_moves_once(shop: Shop) -> None:
     shop.declare()
     shop.bury(6, "WarehouseDown")
-    shop.replay("again", rateLimit={"messages": 1})  # so that one sees it run
+    shop.replay("again", engine="Spark", rateLimit={"messages": 1})  # so that one sees it run
     name = shop.reaches("again", "Running")["sparkApplication"]
     before = shop.applications()[0]["metadata"]["uid"]
     shop.kubectl("delete", "sparkapp", name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from tests.support.subscriptions import drain
 from tests.support.waiting import wait_until
 
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
+SPARK_APPLICATION = "sparkapplication.sparkoperator.k8s.io"
 
 
 class Shop:
@@ -103,12 +103,26 @@ class Shop:
             "consumerRoles": ["fulfilment"],
         }
         self.apply("redrive.io/v1beta1", "RetryPolicy", "orders", spec=policy)
-        self.kubectl("wait", "--for=condition=Ready", "rpol/orders", "--timeout=180s")
+        self.wait_until_ready("orders")
+
+    def wait_until_ready(self, policy: str) -> None:
+        """Wait until the operator has provisioned a policy in its present form."""
+
+        def is_ready() -> bool:
+            body = self.sandbox.cluster.objects.get("retrypolicy", policy, self.name)
+            ready = shown(body).get("Ready", {})
+            generation = body["metadata"]["generation"]
+            return (ready.get("status"), ready.get("observedGeneration")) == ("True", generation)
+
+        wait_until(is_ready, SECONDS)
 
     def replay(self, name: str, where: str | None = None, **more: object) -> None:
-        """Make a Replay of the policy, with engine Spark."""
+        """Make a Replay of the policy, with engine Job.
+
+        With *where*, an SQL condition, either engine starts a Spark.
+        """
         select = {} if where is None else {"select": {"where": where}}
-        spec = {"policyRef": {"name": "orders"}, "engine": "Spark", **select, **more}
+        spec = {"policyRef": {"name": "orders"}, "engine": "Job", **select, **more}
         self.apply("redrive.io/v1beta1", "Replay", name, spec=spec)
 
     def declare_inspection(self, **more: object) -> None:
@@ -152,7 +166,7 @@ class Shop:
 
     def launched(self, name: str) -> dict[str, Any]:
         """Wait until a Replay has its application."""
-        wait_until(lambda: "sparkApplication" in self.status(name))
+        wait_until(lambda: self.status(name).keys() & {"job", "sparkApplication"})
         return self.status(name)
 
     def fails(self, name: str) -> dict[str, str]:
@@ -195,10 +209,14 @@ class Shop:
         assert all(len(copies) == 1 for copies in causes.values())
         return sorted(copies[0] for copies in causes.values())
 
-    def applications(self, kind: str = "sparkapp") -> list[dict[str, Any]]:
-        """Return the SparkApplications, or other objects, of the namespace."""
-        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-o", "json"))["items"]
-        return items
+    def applications(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the objects of *kinds* in the namespace, by default those of both engines."""
+        objects = self.sandbox.cluster.objects
+        return [
+            application
+            for kind in kinds or ("job", SPARK_APPLICATION)
+            for application in objects.list(kind, self.name)
+        ]
 
 
 @pytest.fixture

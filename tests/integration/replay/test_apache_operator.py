@@ -43,13 +43,13 @@ def test_apache_operator_runs_a_replay_by_certificate(apache_shop: Shop) -> None
     )
     shop.bury(3, "WarehouseDown")
     shop.tokens["replayer-tls"] = key  # must not be shown either
-    shop.replay("secured")
+    shop.replay("secured", engine="Spark")
     status = shop.reaches("secured", "Completed")
     counts = status["run"]["counts"]
     assert (counts["matched"], counts["moved"], counts["left"]) == (3, 3, 0)
     assert shop.replayed() == ["WarehouseDown"] * 3
     assert shop.applications() == []
-    (application,) = shop.applications("sparkapplications.spark.apache.org")
+    (application,) = shop.applications("sparkapplication.spark.apache.org")
     assert application["metadata"]["name"] == status["sparkApplication"]
     history = application["status"]["stateTransitionHistory"].values()
     assert "Succeeded" in {state["currentStateSummary"] for state in history}

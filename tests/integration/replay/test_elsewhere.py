@@ -38,13 +38,13 @@ def test_source_target_requires_subscription_and_guarantee(shop: Shop) -> None:
     """One policy, one Replay after the other."""
     shop.bury(4, "WarehouseDown")
     shop.bury(3, "JSONDecodeError")
-    down = "cause_type = 'WarehouseDown'"
-    shop.replay("at-least-once", down, target={"type": "Source"})
+    down: dict[str, Any] = {"select": {"causes": ["WarehouseDown"]}, "target": {"type": "Source"}}
+    shop.replay("at-least-once", **down)
     shop.reaches("at-least-once", "Pending", "TargetNotSubscribed")
     shop.kubectl("delete", "replay", "at-least-once")
     earliest = {"ledgerId": -1, "entryId": -1}
     shop.rest("PUT", f"persistent/{shop.name}/prod/orders/subscription/fulfilment", earliest)
-    shop.replay("at-least-once", down, target={"type": "Source"})
+    shop.replay("at-least-once", **down)
     refused = shop.reaches("at-least-once", "Pending", "TargetDoesNotDeduplicate")
     message = refused["Stalled"]["message"]
     assert f"set-deduplication-status --enable {shop.policy.topic}" in message
@@ -52,7 +52,7 @@ def test_source_target_requires_subscription_and_guarantee(shop: Shop) -> None:
     assert "replayer" not in rights(shop, "orders")
     shop.kubectl("delete", "replay", "at-least-once")
 
-    shop.replay("at-least-once", down, target={"type": "Source"}, guarantee="AtLeastOnce")
+    shop.replay("at-least-once", **down, guarantee="AtLeastOnce")
     shop.reaches("at-least-once", "Completed")
     wait_until(lambda: "replayer" not in rights(shop, "orders"), seconds=SECONDS)
     shop.rest("POST", f"persistent/{shop.name}/prod/orders/deduplicationEnabled", body=True)
@@ -78,7 +78,7 @@ def test_replay_to_a_foreign_topic_is_refused(shop: Shop) -> None:
         "subscription": "accounts",
     }
     shop.apply("redrive.io/v1beta1", "RetryPolicy", "refunds", spec=spec)
-    shop.kubectl("wait", "--for=condition=Ready", "rpol/refunds", "--timeout=180s")
+    shop.wait_until_ready("refunds")
     own = shop.policy
     attacks = [
         f"persistent://{other}/prod/orders",
@@ -150,7 +150,7 @@ def refuses(shop: Shop, target: str, reason: str, got: str) -> None:
 
 @pytest.mark.timeout(2 * SECONDS)
 def test_right_at_target_ends_with_a_deleted_replay(shop: Shop) -> None:
-    shop.bury(40, "WarehouseDown")
+    shop.bury(200, "WarehouseDown")  # more than it moves in six minutes
     at = f"persistent/{shop.name}/prod/checked"
     target = f"persistent://{shop.name}/prod/checked"
     shop.rest("PUT", at)
@@ -159,7 +159,6 @@ def test_right_at_target_ends_with_a_deleted_replay(shop: Shop) -> None:
     shop.rest("POST", f"{at}/permissions/auditor", ["consume"])
     shop.replay(
         "slow",
-        engine="Job",
         target={"type": "Topic", "topic": target},
         rateLimit={"messages": 1, "per": "2s"},
         ttlAfterFinished="1s",
@@ -176,7 +175,7 @@ def test_right_at_target_ends_with_a_deleted_replay(shop: Shop) -> None:
     assert "replayer" in rights(shop, "checked")
     shop.kubectl("delete", "replay", "slow", "--timeout=150s")
     assert rights(shop, "checked") == {"auditor": ["consume"]}
-    shop.replay("rest", engine="Job")
+    shop.replay("rest")
     shop.reaches("rest", "Completed")
 
 

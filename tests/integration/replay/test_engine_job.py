@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
+from tests.support.replay_shop import (
+    SECONDS,
+    SPARK_APPLICATION,
+    Shop,
+    check_no_token_leaked,
+    shop,
+)
 
 __all__ = ["shop"]
 
@@ -17,7 +23,7 @@ def test_jobs_replay_with_and_without_a_condition(shop: Shop) -> None:
     shop.bury(8, "WarehouseDown")
     shop.bury(5, "JSONDecodeError")
 
-    shop.replay("first", "cause_type = 'WarehouseDown'", engine="Job")
+    shop.replay("first", "cause_type = 'WarehouseDown'")
     first = shop.reaches("first", "Completed")
     # Created within the same second, either one could run first.
     shop.replay("second", engine="Auto", select={"limit": 3})
@@ -27,11 +33,11 @@ def test_jobs_replay_with_and_without_a_condition(shop: Shop) -> None:
     assert [first["run"]["counts"][name] for name in numbers] == [13, 8, 8, 0, 0, 0]
     assert [second["run"]["counts"][name] for name in numbers[1:]] == [3, 3, 0, 0, 0]
     assert shop.replayed() == ["JSONDecodeError"] * 3 + ["WarehouseDown"] * 8
-    jobs = {job["metadata"]["name"]: job for job in shop.applications("jobs")}
+    jobs = {job["metadata"]["name"]: job for job in shop.applications("job")}
     assert {first["job"], second["job"]} == jobs.keys()
     assert (first["engine"], second["engine"]) == ("Job", "Job")
     assert "sparkApplication" not in first
-    assert shop.applications() == []
+    assert shop.applications(SPARK_APPLICATION) == []
     for job in jobs.values():
         assert job["spec"]["template"]["spec"]["serviceAccountName"] == "redrive-job"
         assert job["status"]["succeeded"] == 1
@@ -43,14 +49,14 @@ def test_jobs_replay_with_and_without_a_condition(shop: Shop) -> None:
 def test_deleted_job_is_relaunched_and_moves_once(shop: Shop) -> None:
     shop.declare()
     shop.bury(6, "WarehouseDown")
-    shop.replay("again", engine="Job", rateLimit={"messages": 1})  # so that one sees it run
+    shop.replay("again", rateLimit={"messages": 1})  # so that one sees it run
     name = shop.reaches("again", "Running")["job"]
-    uid = shop.applications("jobs")[0]["metadata"]["uid"]
+    uid = shop.applications()[0]["metadata"]["uid"]
     shop.kubectl("delete", "job", name)
 
     status = shop.reaches("again", "Completed")
 
-    (job,) = shop.applications("jobs")
+    (job,) = shop.applications()
     assert job["metadata"]["uid"] != uid
     counts = status["run"]["counts"]
     assert (counts["matched"], counts["moved"]) == (6, 6)

@@ -91,7 +91,7 @@ def test_inspection_counts_causes_and_consumes_nothing(shop: Shop) -> None:
     ]
     assert run["causes"][0]["fingerprint"] == FINGERPRINT
     assert (narrow["run"]["plannedEntries"], narrow["run"]["truncated"]) == (2, True)
-    jobs = {job["metadata"]["name"]: job for job in shop.applications("jobs")}
+    jobs = {job["metadata"]["name"]: job for job in shop.applications("job")}
     pod = jobs[status["job"]]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "redrive-inspection"
     assert "pulsar-replayer" not in str(jobs)

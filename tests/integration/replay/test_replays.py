@@ -20,7 +20,14 @@ from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
 from redrive.replay.controller.reconciler import reconcile
 from sandbox import chart
-from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop, shown
+from tests.support.replay_shop import (
+    SECONDS,
+    SPARK_APPLICATION,
+    Shop,
+    check_no_token_leaked,
+    shop,
+    shown,
+)
 from tests.support.waiting import wait_until
 
 __all__ = ["shop"]
@@ -37,15 +44,15 @@ def test_replays_of_one_policy_run_in_turn_and_report(
     right = f"persistent/{shop.name}/prod/{shop.policy.ledger_topic.local}/permissions/replayer"
     shop.rest("DELETE", right)
 
-    shop.replay("first", "cause_type = 'WarehouseDown'")
-    shop.reaches("first", "Submitted")
-    shop.replay("second", engine="Job")
+    shop.replay("first", "cause_type = 'WarehouseDown'", engine="Spark")
+    shop.launched("first")
+    shop.replay("second")
     waiting = shop.reaches("second", "Pending", "ReplayInProgress")
     assert "got '" + shop.name + "/first'" in waiting["Reconciling"]["message"]
     failure = shop.fails("first")
     assert failure["reason"] == "ReplayRoleRefused"
     assert f"refused to open the ledger {shop.policy.ledger_topic}" in failure["message"]
-    (application,) = shop.applications()
+    (application,) = shop.applications(SPARK_APPLICATION)
     error = application["status"]["applicationState"].get("errorMessage")
     # The Spark operator knows no more, and has the job run again by and by.
     assert error in {None, "driver container failed with ExitCode: 1, Reason: Error"}
@@ -61,8 +68,8 @@ def test_replays_of_one_policy_run_in_turn_and_report(
     assert "Reconciling" not in first
     assert first["startTime"] <= first["completionTime"] <= second["completionTime"]
     assert shop.replayed() == ["JSONDecodeError"] * 5 + ["WarehouseDown"] * 8
-    (application,) = shop.applications()
-    (job,) = shop.applications("jobs")
+    (application,) = shop.applications(SPARK_APPLICATION)
+    (job,) = shop.applications("job")
     assert application["metadata"]["name"] == first["sparkApplication"]
     assert job["metadata"]["name"] == second["job"]
     check_no_token_leaked(shop)
@@ -90,15 +97,15 @@ def test_replay_starts_once_its_policy_and_identity_exist(shop: Shop) -> None:
 
 
 def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
-    shop.kubectl("delete", "serviceaccount/redrive-replay", "rolebinding/redrive-replay")
+    shop.kubectl("delete", "serviceaccount/redrive-job", "rolebinding/redrive-job")
     shop.declare()
     shop.replay("early")
     status = shop.reaches("early", "Pending", "ServiceAccountNotFound")
     message = status["Reconciling"]["message"]
-    assert f"got '{shop.name}/redrive-replay'" in message
+    assert f"got '{shop.name}/redrive-job'" in message
     assert f"add {shop.name} to replay.namespaces" in message
     assert shop.applications() == []
-    shop.kubectl("create", "serviceaccount", "redrive-replay")
+    shop.kubectl("create", "serviceaccount", "redrive-job")
     message = shop.reaches("early", "Pending", "JobRightsMissing")["Reconciling"]["message"]
     assert "may not write the progress of Replays" in message
     assert shop.applications() == []
@@ -154,39 +161,36 @@ def test_foreign_connection_gets_no_secret_of_a_namespace(shop: Shop) -> None:
     assert shop.applications() == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "lacking"),
-    [
-        ("Secret", {"imagePullSecrets": [{"name": "lacking"}]}, {}),
-        ("ConfigMap", {"volumes": [{"name": "ca", "configMap": {"name": "lacking"}}]}, {}),
-        (
-            "PersistentVolumeClaim",
-            {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "lacking"}}]},
-            {
-                "spec": {
-                    "accessModes": ["ReadWriteOnce"],
-                    "resources": {"requests": {"storage": "1Gi"}},
-                }
-            },
-        ),
-    ],
-    ids=["Secret", "ConfigMap", "PersistentVolumeClaim"],
-)
-def test_replay_waits_for_objects_of_its_job_template(
-    shop: Shop, kind: str, spec: dict[str, Any], lacking: dict[str, Any]
-) -> None:
+def test_replay_waits_for_objects_of_its_job_template(shop: Shop) -> None:
     shop.declare(jobs={"templates": [shop.name]})
     shop.replay("early")
     conditions = shop.reaches("early", "Pending", "JobTemplateNotFound")
     # The kubelet is about to update the file of the operator: tools must wait.
     assert "Stalled" not in conditions
     assert f"got '{shop.name}'" in conditions["Reconciling"]["message"]
-    shop.job_template({"executor": {"spec": spec}})
-    message = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
-    assert message.startswith(f"a {kind} that the pods of replay jobs need ")
-    assert f"got '{shop.name}/lacking'" in message
-    assert shop.applications() == []
-    shop.apply("v1", kind, "lacking", **lacking)
+    volumes = [
+        {"name": "ca", "configMap": {"name": "authorities"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "scratch"}},
+    ]
+    spec = {"imagePullSecrets": [{"name": "registry"}], "volumes": volumes}
+    shop.job_template({"job": {"spec": spec}})
+    size = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    for kind, name, body in (
+        ("Secret", "registry", {}),
+        ("ConfigMap", "authorities", {}),
+        ("PersistentVolumeClaim", "scratch", {"spec": size}),
+    ):
+        start = f"a {kind} that the pods of replay jobs need "
+
+        def is_shown(start: str = start) -> bool:
+            ready = shop.status("early")["Ready"]
+            message: str = ready["message"]
+            return ready["reason"] == "JobSecretNotFound" and message.startswith(start)
+
+        wait_until(is_shown, SECONDS)
+        assert f"got '{shop.name}/{name}'" in shop.status("early")["Ready"]["message"]
+        assert shop.applications() == []
+        shop.apply("v1", kind, name, **body)
     shop.launched("early")
 
 
@@ -205,9 +209,9 @@ def test_invalid_job_template_is_shown_and_its_last_form_runs(shop: Shop) -> Non
     assert status()["jobTemplates"] == shown
     events = shop.kubectl("get", "events", "-o", "jsonpath={.items[*].reason}")
     assert "JobTemplateInvalid" in events
-    shop.replay("now")
+    shop.replay("now", engine="Spark")
     assert shop.launched("now")["warnings"] == ["JobTemplateInvalid"]
-    (application,) = shop.applications()
+    (application,) = shop.applications(SPARK_APPLICATION)
     assert application["spec"]["executor"]["instances"] == 2
     shop.job_template({"executors": 1})
     wait_until(lambda: "warnings" not in status())
@@ -217,7 +221,7 @@ def test_invalid_job_template_is_shown_and_its_last_form_runs(shop: Shop) -> Non
 def test_followed_replay_reports_pending_messages_at_its_end(shop: Shop) -> None:
     shop.declare()
     shop.bury(4, "WarehouseDown")
-    shop.replay("followed", engine="Job", followFor="2s")
+    shop.replay("followed", followFor="2s")
     status = shop.reaches("followed", "Completed")
     outcome = status["run"]["outcome"]
     assert (outcome["handled"], outcome["waiting"], outcome["deadAgain"]) == (0, 4, 0)
@@ -285,7 +289,7 @@ async def test_application_state_becomes_the_replay_phase(
     )
     for index, (state, phase, reason, message) in enumerate(STATES):
         name = f"in-state-{index}"
-        await asyncio.to_thread(shop.replay, name)
+        await asyncio.to_thread(shop.replay, name, engine="Spark")
         await asyncio.to_thread(shop.reaches, name, "Pending", "PolicyNotFound")
         async with Context.open(settings) as ctx:
             key = Key(shop.name, name)
@@ -333,7 +337,7 @@ async def test_unschedulable_executors_are_shown_until_one_runs(
     settings = Settings(
         "here", (shop.name,), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
     )
-    shop.replay("starving")
+    shop.replay("starving", engine="Spark")
     shop.reaches("starving", "Pending", "PolicyNotFound")
     key, now = Key(shop.name, "starving"), wall_clock()
     async with Context.open(settings) as opened:

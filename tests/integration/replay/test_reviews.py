@@ -63,15 +63,16 @@ def test_reviews_of_one_policy_move_what_each_has_shown(shop: Shop) -> None:
     shop.bury(5, "WarehouseDown")
     shop.bury(3, "JSONDecodeError")
     warehouse = {"causes": ["WarehouseDown"]}
-    shop.replay("first", engine="Job", mode="Review", select=warehouse)
-    shop.replay("second", "cause_type > ''", mode="Review")
+    shop.replay("first", mode="Review", select=warehouse)
+    both = {"causes": ["WarehouseDown", "JSONDecodeError"]}
+    shop.replay("second", mode="Review", select=both)
     first, second = in_review(shop, "first"), in_review(shop, "second")
     assert numbers(first, "scanned", "matched", "moved", "left") == [8, 5, 0, 5]
     assert numbers(second, "matched", "left") == [8, 8]
     (cause,) = first["run"]["preview"]["causes"]
     assert (cause["cause"], cause["messages"], cause["replayed"]) == ("WarehouseDown", 5, 0)
     shop.bury(4, "WarehouseDown")  # after the plans
-    shop.replay("third", engine="Job", select={"causes": ["JSONDecodeError"], "limit": 1})
+    shop.replay("third", select={"causes": ["JSONDecodeError"], "limit": 1})
     assert numbers(shop.reaches("third", "Completed"), "moved") == [1]  # it waits for no review
 
     kill_driver(shop, "second")
