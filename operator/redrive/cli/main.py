@@ -13,11 +13,15 @@ arguments with argparse: it runs without the extra `cli`.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from redrive import __version__
 from redrive.errors import RedriveError
@@ -26,6 +30,7 @@ COMPLETION_VARIABLE = "_REDRIVE_COMPLETE"
 """Environment variable by which a shell asks for completions."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,8 @@ def _run(arguments: list[str]) -> int:
     try:
         if name == "operator":
             return _run_operator(arguments[1:])
-        return int(import_module("redrive.cli.frame").run(arguments))
+        with signals_as_exits():
+            return int(import_module("redrive.cli.frame").run(arguments))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "redrive":
             raise
@@ -146,6 +152,27 @@ def _run(arguments: list[str]) -> int:
         return _failed(name, error)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@contextmanager
+def signals_as_exits() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the program by SystemExit, so that a command cleans up.
+
+    It leaves no part of a file, and deletes a plan or an Inspection whose numbers it waits for.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # others may handle none
+    handled = [s for s in _ENDING_SIGNALS if is_main and signal.getsignal(s) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _missing_extra(name: str, error: ModuleNotFoundError) -> RedriveError:

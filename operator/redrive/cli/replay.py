@@ -209,7 +209,7 @@ def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: AN
         return _plan_code(plan)
     try:
         moving = _confirmed(cluster, plan)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, SystemExit, click.Abort):
         _end_plan(cluster, plan)
         raise
     if moving is None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -21,7 +20,6 @@ from redrive.inspection.payloads import MessageRecord
 BATCH_RECORDS, BATCH_BYTES = 1_000, 16 * 2**20
 """Records of one batch of Parquet; a batch ends before it if it has more bytes."""
 _OWNER_ONLY = 0o600
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _TIME = pa.timestamp("ms", tz="UTC")
 _TEXT, _COUNT = pa.string(), pa.int64()
 _COLUMNS: dict[str, pa.DataType] = {
@@ -67,33 +65,15 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise _not_exported(path, error) from error
     try:
-        with _signals_as_exits():
-            with file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
     except OSError as error:
         raise _not_exported(path, error) from error
     finally:
         part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _signals_as_exits() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program by SystemExit, so that no part of a file is left."""
-    handled = [s for s in _ENDING_SIGNALS if signal.getsignal(s) == signal.SIG_DFL]
-    for number in handled:
-        signal.signal(number, _exit)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _not_exported(path: Path, error: OSError) -> RedriveError:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from redrive.cli import diff, policy_actions
 from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError
 from redrive.cli.main import main
-from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from redrive.kube.resources import CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS
 from sandbox import SOURCE_ROOT, builds
 from tests.integration.cli.conftest import AT, COMMANDS, Shop, condition, put
 from tests.support.cli_documents import SCHEMAS, check
@@ -450,6 +451,24 @@ def test_kubectl_runs_and_completes_the_plugin(shop: Shop, tmp_path: Path) -> No
     assert shown.endswith(f"All of them: kubectl redrive status --all -n {shop.name}\n")
     completed = kubectl("__complete", "redrive", "status", "-n", shop.name, "or")
     assert completed.splitlines() == ["orders", ":4"]
+
+
+def test_terminated_causes_deletes_its_inspection(shop: Shop) -> None:
+    code = "import sys; from redrive.cli import main; sys.exit(main())"
+    arguments = ("causes", "orders", "--waiting", "-n", shop.name)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while "starts" not in (line := process.stderr.readline()):  # it waits for the operator
+            assert line
+        assert shop.client.list(INSPECTIONS, shop.name)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert shop.client.list(INSPECTIONS, shop.name) == []
 
 
 def test_status_imports_no_heavy_package(shop: Shop) -> None:

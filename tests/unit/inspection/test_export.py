@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
+from redrive.cli.main import signals_as_exits
 from redrive.inspection import export
 from redrive.inspection.export import (
     private_file,
@@ -73,7 +74,7 @@ def test_file_is_private_and_complete_or_absent(tmp_path: Path) -> None:
 def test_signal_leaves_no_part_of_a_file(tmp_path: Path, number: signal.Signals) -> None:
     of_pytest = signal.signal(number, signal.SIG_DFL)
     try:
-        with pytest.raises(SystemExit) as ended, private_file(tmp_path / "out"):
+        with pytest.raises(SystemExit) as ended, signals_as_exits(), private_file(tmp_path / "out"):
             signal.raise_signal(number)
         assert signal.getsignal(number) == signal.SIG_DFL
     finally:
