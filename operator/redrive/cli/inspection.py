@@ -20,12 +20,9 @@ import click
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
 from redrive.api.inspection import MAX_NEWEST
-from redrive.cli.cluster import Cluster
+from redrive.cli.cluster import Cluster, ClusterError
 from redrive.cli.documents import CauseCount, MalformedEntryRecord, PlannedCause, ReplayRecord
-from redrive.cli.inspection_request import (
-    InspectionRequest,
-    inspection_options,
-)
+from redrive.cli.inspection_request import InspectionRequest, inspection_options
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
@@ -144,7 +141,8 @@ def causes(request: InspectionRequest) -> int:
     if not items:
         say("\n".join(_empty(request, reading)))
         return 0
-    click.echo("\n".join(table(_CAUSE_COLUMNS, list(map(_cause_row, groups)), _is_wide(request))))
+    is_wide = request.output == "wide"
+    click.echo("\n".join(table(_CAUSE_COLUMNS, list(map(_cause_row, groups)), is_wide)))
     _say_malformed(reading)
     if any(not group.cause for group in groups):
         say(_WITHOUT_CAUSE)
@@ -191,8 +189,8 @@ def _inspect(request: InspectionRequest, cluster: Cluster, policy: Body) -> None
     say(f"inspection.redrive.io/{name} reads, and consumes nothing")
     run = run_of(_inspected(cluster, created))
     items = list(_planned_causes(run.get("causes") or (), run["matched"]))
-    figures = {n: run[n] for n in ("totalEntries", "readEntries", "messages", "matched")}
-    fields = {"inspection": name, **figures}
+    figures = ("totalEntries", "readEntries", "messages", "matched")
+    fields = {"inspection": name} | {figure: run[figure] for figure in figures}
     _print_planned(request, "InspectedCauseList", items, fields, _inspection_summary(request, run))
 
 
@@ -218,7 +216,7 @@ def _inspected(cluster: Cluster, inspection: Body) -> Body:
 
     Raises:
         RedriveError: it failed, or can't start.
-        KeyboardInterrupt: the command was interrupted; the Inspection is deleted.
+        KeyboardInterrupt, SystemExit: the command was interrupted; the Inspection is deleted.
     """
     live = Live(sys.stderr)
     try:
@@ -236,8 +234,17 @@ def _inspected(cluster: Cluster, inspection: Body) -> Body:
             live.show([shown if run else problem if ready else "starts", *error])
     finally:
         if phase_of(inspection) not in ENDED:
-            cluster.delete(INSPECTIONS, inspection)
+            _delete(cluster, inspection)
     raise RedriveError("the Inspection was deleted", remedy="repeat the command")
+
+
+def _delete(cluster: Cluster, inspection: Body) -> None:
+    """Delete an Inspection, or name the command that does; keeps the error of the caller."""
+    try:
+        cluster.delete(INSPECTIONS, inspection)
+    except ClusterError as error:
+        name = inspection["metadata"]["name"]
+        say(f"not deleted: {error}\nkubectl delete inspection {name} -n {cluster.namespace}")
 
 
 def _check_counted(request: InspectionRequest) -> None:
@@ -452,22 +459,19 @@ def _progress(
     """Yield the selected messages; show the progress meanwhile, and the extent at the end."""
     live, start = Live(sys.stderr), time.monotonic()
     silence = 1.0 if has_terminal(sys.stderr) else REPORT_SECONDS
-    words = _WORDS[request.source]
 
-    def rows() -> Iterator[DeadLetterRow]:
-        for row in reading.selected():
-            if time.monotonic() - start > silence:
-                live.show([f"read {reading.entries} of {reading.planned} entries"])
-            yield row
+    def show() -> None:
+        if time.monotonic() - start > silence:
+            live.show([f"read {reading.entries} of {reading.planned} entries"])
 
-    rows_of_limit: Iterable[DeadLetterRow] = rows()
+    rows_of_limit: Iterable[DeadLetterRow] = reading.selected(show)
     if request.choice.limit is not None:
         rows_of_limit = newest_of(rows_of_limit, request.choice.limit, max_bytes)
     yield rows_of_limit
     live.clear()
     seconds = time.monotonic() - start
     matched = "" if reading.matched == reading.messages else f"; {reading.matched} are selected"
-    say(f"read {reading.messages} {words} ({seconds:.1f} s){matched}")
+    say(f"read {reading.messages} {_WORDS[request.source]} ({seconds:.1f} s){matched}")
     if reading.is_truncated:
         command = click.get_current_context().info_name or ""
         all_entries = request.hint(command, "--all")
@@ -522,10 +526,6 @@ def _cause_row(group: CauseGroup) -> list[object]:
         f"{consumers[0][0]} ({len(group.consumers)})" if consumers else "-",
         group.example,
     ]
-
-
-def _is_wide(request: InspectionRequest) -> bool:
-    return request.output == "wide"
 
 
 def _say_malformed(reading: TopicReading) -> None:

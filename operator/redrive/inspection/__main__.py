@@ -85,8 +85,9 @@ def _read(job: InspectionJob) -> InspectionRun:
     choice = Choice.of(spec.select or MessageSelection())
     reading = broker.waited(lambda: plan_reading(topic, choice, spec.newest))
     summary, due = Summary(), time.monotonic() + REPORT_SECONDS
-    for row in reading.selected():
-        summary.add(row)
+
+    def report() -> None:
+        nonlocal due
         now = time.monotonic()
         if now > end:
             raise Reason.DEADLINE_EXCEEDED.error(
@@ -97,6 +98,9 @@ def _read(job: InspectionJob) -> InspectionRun:
         if now > due:
             _write(job, _shown(reading, summary))
             due = now + REPORT_SECONDS
+
+    for row in reading.selected(report):
+        summary.add(row)
     return _shown(reading, summary, is_finished=True)
 
 
@@ -111,7 +115,7 @@ def _shown(reading: TopicReading, summary: Summary, *, is_finished: bool = False
         malformed_entries=reading.malformed_entries or None,
         causes=tuple(map(_cause, summary.ordered[:MAX_INSPECTED_CAUSES])),
         distinct_keys=len(summary.keys),
-        payload_bytes=sum(summary.sizes),
+        payload_bytes=summary.payload_bytes,
         finished=is_finished or None,
     )
 

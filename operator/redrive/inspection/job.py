@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from redrive.auth.method import without_dollars
-from redrive.errors import InvalidSpecError
+from redrive.replay.spec import unreadable_argument
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,4 @@ class InspectionJob:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise InvalidSpecError(
-                "the argument of an inspection job must be the JSON document of the operator",
-                got=repr(error),
-                remedy="start it by an Inspection, with equal versions of operator and image",
-            ) from error
+            raise unreadable_argument(error) from error

@@ -7,7 +7,7 @@ memory holds one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -118,8 +118,11 @@ class TopicReading:
             self._schemas[version] = self.topic.schema(version)
         return self._schemas[version]
 
-    def selected(self) -> Iterator[DeadLetterRow]:
+    def selected(self, on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
         """Yield the selected messages, the oldest of each partition first. Iterate once.
+
+        Args:
+            on_read: called after each message, selected or not; its error ends the reading.
 
         Raises:
             RedriveError: the broker refuses, or stops delivering before the end.
@@ -131,7 +134,11 @@ class TopicReading:
                 open_seconds=OPEN_SECONDS, silence_seconds=SILENCE_SECONDS,
             )  # fmt: skip
             for partition, piece in self.pieces:
-                yield from self._of_piece(readable, partition, piece)
+                for row in self._of_piece(readable, partition, piece):
+                    on_read()
+                    if self._takes(row):
+                        self.matched += 1
+                        yield row
 
     def _of_piece(
         self, readable: ReadableTopic, partition: Partition, piece: Piece
@@ -151,9 +158,7 @@ class TopicReading:
                 self.messages += 1
                 if row.position.batch_index == 0:
                     self.entries += len(row.chunks) or 1
-                if self._takes(row):
-                    self.matched += 1
-                    yield row
+                yield row
         except ReplayRoleRefusedError as error:
             raise _unreadable(self.topic, str(error.__cause__)) from error
         except SourceSilentError as error:

@@ -131,7 +131,7 @@ def render_report(facts: ReportFacts, summary: Summary) -> str:
         _add(main, "p", line, "soft")
     _add_tiles(main, summary, len(groups))
     _add_causes(main, groups)
-    _add_arrivals(main, groups, _milliseconds(facts.at))
+    _add_arrivals(main, summary, _milliseconds(facts.at))
     if facts.replays:
         rows = facts.replays[:_MOST_REPLAYS]
         _add_table(_section(main, "Replays of the policy"), REPLAY_TITLES, _REPLAY_KINDS, rows)
@@ -147,14 +147,13 @@ def _content_security_policy() -> str:
 
 def _add_tiles(main: ET.Element, summary: Summary, causes: int) -> None:
     tiles = ET.SubElement(main, "div", {"class": "tiles"})
-    messages = len(summary.sizes)
-    sizes = sorted(summary.sizes)
+    messages = summary.messages
     for number, words in (
         (str(messages), "messages"),
         (str(causes), "causes"),
         (str(len(summary.keys)), "different keys"),
         (str(messages - summary.replays[0]), "replayed, and back"),
-        (_bytes(sizes[messages // 2]) if sizes else "-", "median size"),
+        (_bytes(summary.payload_bytes // messages) if messages else "-", "average size"),
     ):
         tile = ET.SubElement(tiles, "div", {"class": "tile"})
         _add(tile, "b", number)
@@ -189,10 +188,10 @@ def _add_causes(main: ET.Element, groups: Sequence[CauseGroup]) -> None:
         _add(section, "p", f"and {len(groups) - _MOST_CAUSES} more causes", "soft")
 
 
-def _add_arrivals(main: ET.Element, groups: Sequence[CauseGroup], at: int) -> None:
+def _add_arrivals(main: ET.Element, summary: Summary, at: int) -> None:
     """Add bars of messages over time; colours are those of the table of causes."""
-    section = _section(main, "Arrivals over time")
-    series = [_plausible(group.times, at) for group in groups]
+    section, groups = _section(main, "Arrivals over time"), summary.ordered
+    series = [_plausible(group, summary.interval, at) for group in groups]
     times = [time for times in series for time in times]
     if not times:
         _add(section, "p", "No message has a plausible time.", "soft")
@@ -201,8 +200,8 @@ def _add_arrivals(main: ET.Element, groups: Sequence[CauseGroup], at: int) -> No
     width = max(1, (last - first + BINS) // BINS)
     counts = [[0] * (_COLORS + 1) for _ in range(BINS)]
     for rank, one in enumerate(series):
-        for time in one:
-            counts[(time - first) // width][min(rank, _COLORS)] += 1
+        for time, count in one.items():
+            counts[(time - first) // width][min(rank, _COLORS)] += count
     highest = max(map(sum, counts))
     _add(section, "p", f"At most {highest} messages in {_duration(width)}.", "soft")
     plot = _svg(section, f"0 0 {BINS} {highest}", "plot", "Messages over time by cause")
@@ -222,15 +221,20 @@ def _add_arrivals(main: ET.Element, groups: Sequence[CauseGroup], at: int) -> No
         item = ET.SubElement(legend, "span")
         ET.SubElement(item, "span", {"class": f"chip c{rank}"})
         _add(item, "span", group.name if rank < _COLORS else "other causes")
-    missing = sum(len(group.times) for group in groups) - len(times)
+    missing = summary.messages - sum(count for one in series for count in one.values())
     if missing:
         _add(section, "p", f"{missing} messages have a time that can't be theirs.", "soft")
 
 
 def _add_figures(grid: ET.Element, facts: ReportFacts, summary: Summary, at: int) -> None:
-    times = [t for group in summary.groups.values() for t in _plausible(group.times, at)]
-    _add_bars(grid, "Age", _histogram([at - time for time in times], _AGES))
-    _add_bars(grid, "Sizes of payloads", _histogram(summary.sizes, _SIZES))
+    ages = [
+        (at - time, count)
+        for group in summary.groups.values()
+        for time, count in _plausible(group, summary.interval, at).items()
+    ]
+    _add_bars(grid, "Age", _histogram(ages, _AGES))
+    sizes = [(2**bits - 1, count) for bits, count in summary.sizes.items()]
+    _add_bars(grid, "Sizes of payloads", _histogram(sizes, _SIZES))
     keys = [(facts.show_key(key), count) for key, count in summary.keys.most_common(_TOP)]
     without = [("(without key)", summary.without_key)] if summary.without_key else []
     _add_bars(grid, f"Keys with most messages, of {len(summary.keys)}", [*keys, *without])
@@ -315,17 +319,21 @@ def _printable(text: str) -> str:
     return shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 1]}…"
 
 
-def _histogram(values: Iterable[int], buckets: Sequence[tuple[int, str]]) -> list[tuple[str, int]]:
-    """Count *values* by the first bucket that is above them."""
+def _histogram(
+    values: Iterable[tuple[int, int]], buckets: Sequence[tuple[int, str]]
+) -> list[tuple[str, int]]:
+    """Sum numbers of values by the first bucket that is above the value."""
     bounds = [bound for bound, _ in buckets]
     counts = [0] * len(buckets)
-    for value in values:
-        counts[min(bisect.bisect_right(bounds, value), len(buckets) - 1)] += 1
+    for value, number in values:
+        counts[min(bisect.bisect_right(bounds, value), len(buckets) - 1)] += number
     return [(label, count) for (_, label), count in zip(buckets, counts, strict=True)]
 
 
-def _plausible(times: Iterable[int], at: int) -> list[int]:
-    return [time for time in times if at - _EARLIEST <= time <= at + _LATEST]
+def _plausible(group: CauseGroup, interval: int, at: int) -> dict[int, int]:
+    """Return the number of messages by plausible time, the start of each interval."""
+    times = {max(group.first, n * interval): count for n, count in group.times.items()}
+    return {t: count for t, count in times.items() if at - _EARLIEST <= t <= at + _LATEST}
 
 
 def _milliseconds(instant: datetime) -> int:

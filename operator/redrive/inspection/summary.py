@@ -6,7 +6,7 @@ have none of their own.
 
 from __future__ import annotations
 
-from array import array
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -22,10 +22,14 @@ OTHERS = "(others)"
 MAX_GROUPS = 500
 MAX_CONSUMERS = 50
 """Names of consumers that a group keeps."""
-MAX_KEYS = 100_000
-"""Different keys that are counted."""
+MAX_KEYS, MAX_KEY_BYTES = 100_000, 32 * 2**20
+"""Different keys that are counted, and their size in memory."""
+MAX_INTERVALS = 20_000
+"""Intervals of time of all groups; beyond them each interval becomes twice as long."""
+MAX_REPLAYS = 100
+"""Replays of a message that are distinguished."""
 MAX_TEXT = 256
-_LATEST = 2**63 - 1
+LATEST = 2**63 - 1
 
 
 @dataclass
@@ -38,7 +42,9 @@ class CauseGroup:
         messages: number of messages, with those that follow them.
         following: number of these that follow a dead letter of their key.
         replayed: number of these that were replayed before, and died again.
-        times: publish times in milliseconds since 1970, in the order of reading.
+        first: first publish time, in milliseconds since 1970.
+        last: last publish time.
+        times: number of messages by interval of their publish time; see `Summary.interval`.
         consumers: number of messages by name of the consumer that saw the failure.
         example: text of the cause of the first message that was read, as it may be shown.
     """
@@ -48,7 +54,9 @@ class CauseGroup:
     messages: int = 0
     following: int = 0
     replayed: int = 0
-    times: array[int] = field(default_factory=lambda: array("q"))
+    first: int = LATEST
+    last: int = 0
+    times: Counter[int] = field(default_factory=Counter)
     consumers: Counter[str] = field(default_factory=Counter)
     example: str = ""
 
@@ -56,16 +64,6 @@ class CauseGroup:
     def name(self) -> str:
         """Return the cause for people."""
         return self.cause or NONE_RECORDED
-
-    @property
-    def first(self) -> int:
-        """Return the first publish time, in milliseconds since 1970."""
-        return min(self.times)
-
-    @property
-    def last(self) -> int:
-        """Return the last publish time, in milliseconds since 1970."""
-        return max(self.times)
 
 
 @dataclass
@@ -75,23 +73,31 @@ class Summary:
     Attributes:
         recorder: masks the texts of causes, unless it reveals; None for no texts.
         groups: by cause and fingerprint; beyond `MAX_GROUPS` one for all others.
+        messages: number of messages.
+        interval: length of the intervals of time in milliseconds.
         partitions: number of messages by partition.
         keys: number of messages by key; of at most `MAX_KEYS` different ones.
-        replays: number of messages by the number of their replays.
+        replays: number of messages by the number of their replays, up to `MAX_REPLAYS`.
         died_again: number of messages by the Replay that moved them last.
-        sizes: of payloads, in bytes.
+        payload_bytes: size of all payloads.
+        sizes: number of messages by the number of bits that the size of their payload has.
         without_key: number of messages without a key.
     """
 
     recorder: Recorder | None = None
     groups: dict[FailureCause, CauseGroup] = field(default_factory=dict)
+    messages: int = 0
+    interval: int = 1
     partitions: Counter[int] = field(default_factory=Counter)
     keys: Counter[str] = field(default_factory=Counter)
     replays: Counter[int] = field(default_factory=Counter)
     died_again: Counter[str] = field(default_factory=Counter)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
+    payload_bytes: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
     without_key: int = 0
     _leaders: dict[str, CauseGroup] = field(default_factory=dict)
+    _key_bytes: int = 0
+    _intervals: int = 0
 
     @property
     def ordered(self) -> list[CauseGroup]:
@@ -102,24 +108,47 @@ class Summary:
         """Count a message."""
         properties = row.properties
         follows = properties.get(DEAD_REASON) == DeadReason.FOLLOWS
-        group = self._group(row, follows=follows)
+        key = None if row.key is None else self._counted(row.key[:MAX_TEXT])
+        group = self._group(row, key, follows=follows)
+        self.messages += 1
         group.messages += 1
         group.following += follows
         group.replayed += row.replays > 0
-        group.times.append(min(row.publish_time, _LATEST))
+        self._add_time(group, min(row.publish_time, LATEST))
         _count(group.consumers, properties.get(CONSUMER, "")[:MAX_TEXT], MAX_CONSUMERS)
         self.partitions[row.partition] += 1
-        self.replays[row.replays] += 1
-        self.sizes.append(row.size)
+        self.replays[min(row.replays, MAX_REPLAYS)] += 1
+        self.payload_bytes += row.size
+        self.sizes[row.size.bit_length()] += 1
         if row.replays:
             _count(self.died_again, properties.get(REPLAY, "")[:MAX_TEXT], MAX_GROUPS)
-        if row.key is None:
-            self.without_key += 1
-        else:
-            _count(self.keys, row.key[:MAX_TEXT], MAX_KEYS)
+        self.without_key += row.key is None
 
-    def _group(self, row: DeadLetterRow, *, follows: bool) -> CauseGroup:
-        key = None if row.key is None else row.key[:MAX_TEXT]
+    def _counted(self, key: str) -> str | None:
+        """Count *key*; return None if it is not counted."""
+        if key not in self.keys:
+            size = sys.getsizeof(key)
+            if len(self.keys) >= MAX_KEYS or self._key_bytes + size > MAX_KEY_BYTES:
+                return None
+            self._key_bytes += size
+        self.keys[key] += 1
+        return key
+
+    def _add_time(self, group: CauseGroup, time: int) -> None:
+        group.first, group.last = min(group.first, time), max(group.last, time)
+        number = time // self.interval
+        self._intervals += number not in group.times
+        group.times[number] += 1
+        while self._intervals > max(MAX_INTERVALS, len(self.groups)):
+            self.interval *= 2
+            for other in self.groups.values():
+                times = Counter[int]()
+                for number, count in other.times.items():
+                    times[number // 2] += count
+                other.times = times
+            self._intervals = sum(len(other.times) for other in self.groups.values())
+
+    def _group(self, row: DeadLetterRow, key: str | None, *, follows: bool) -> CauseGroup:
         if follows and key in self._leaders:
             return self._leaders[key]
         failure = FailureCause.of(row.properties)
@@ -132,7 +161,7 @@ class Summary:
             group = CauseGroup(*failure, example=example)
             self.groups.setdefault(failure, group)
         group = self.groups[failure]
-        if key is not None and not follows and len(self._leaders) < MAX_KEYS:
+        if key is not None and not follows:
             self._leaders[key] = group
         return group
 

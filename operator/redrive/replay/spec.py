@@ -229,11 +229,16 @@ class ReplayJob:
                 pod=pod and PodSize(*pod),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidSpecError(
-                "the argument of the replay job can't be read",
-                got=repr(error),
-                remedy="use an image of the operator's version; Replays start jobs, not people",
-            ) from error
+            raise unreadable_argument(error) from error
+
+
+def unreadable_argument(error: Exception) -> InvalidSpecError:
+    """Return the error of a job, of a Replay or an Inspection, whose argument can't be parsed."""
+    return InvalidSpecError(
+        "the argument of the job can't be read",
+        got=repr(error),
+        remedy="use an image of the operator's version; the operator starts jobs, not people",
+    )
 
 
 class Chooser:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from redrive.api import Body
 from redrive.cli import inspection, output
+from redrive.cli.cluster import ClusterError
 from redrive.cli.main import main
 from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
+from redrive.kube.resources import Resource
 from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
@@ -38,7 +41,7 @@ class Read(TopicReading):
 
     rows: tuple[DeadLetterRow, ...] = ()
 
-    def selected(self) -> Iterator[DeadLetterRow]:
+    def selected(self, _on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
         self.messages, self.matched = len(self.rows), len(self.rows)
         return iter(self.rows)
 
@@ -284,3 +287,33 @@ def test_command_without_direct_names_the_remedy(
     assert "persistent://shop/prod/orders-fulfilment-DLQ" in error
     assert main(["causes", str(shell.file), "--direct"]) == 2
     assert "--direct needs --service-url and --admin-url" in capsys.readouterr().err
+
+
+class LostCluster:
+    """An API server that stops answering once it has created an Inspection."""
+
+    namespace, user = "shop", "ann"
+
+    def __init__(self, _flags: object) -> None: ...
+
+    def get(self, *_: object) -> Body:
+        return {"metadata": {"name": "orders", "namespace": self.namespace, "uid": "u"}}
+
+    def create(self, _resource: Resource, body: Body) -> Body:
+        return {**body, "metadata": {**body["metadata"], "name": "orders-x"}}
+
+    def states(self, *_: object) -> NoReturn:
+        raise ClusterError("the watch was lost", remedy="-")
+
+    def delete(self, *_: object) -> NoReturn:
+        raise ClusterError("the API server does not answer", remedy="-")
+
+
+def test_inspection_that_is_left_is_named_with_the_cause(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "Cluster", LostCluster)
+    assert main(["causes", "orders", "--waiting"]) == 1
+    error = capsys.readouterr().err
+    assert "kubectl delete inspection orders-x -n shop" in error
+    assert "error: the watch was lost" in error

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
+from redrive.api import Body
 from redrive.api.inspection import InspectionRun
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection import __main__ as program
 from redrive.inspection.job import InspectionJob
+from redrive.inspection.reader import TopicReading
 from redrive.kube import logs
+from redrive.reading.rows import DeadLetterRow
 
 JOB = InspectionJob(
     namespace="shop",
@@ -22,6 +29,7 @@ JOB = InspectionJob(
     admin_url="http://pulsar:8080",
     seconds=60,
 )
+TOPIC = "persistent://shop/prod/orders-DLQ"
 PLANTED = "ann@example.com"
 
 
@@ -32,7 +40,7 @@ def test_argument_is_decoded_and_expands_no_variable() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", JOB.encode().replace("uid", "other")])
 def test_argument_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSpecError, match="with equal versions of operator and image"):
+    with pytest.raises(InvalidSpecError, match="use an image of the operator's version"):
         InspectionJob.decode(text)
 
 
@@ -69,3 +77,33 @@ def test_text_of_an_unknown_error_is_never_shown(
     assert run.failure.reason == reason
     assert run.failure.message in caplog.text
     assert PLANTED not in caplog.text + run.failure.message
+
+
+class SparseReading(TopicReading):
+    """A reading of messages of which none is selected, one each second."""
+
+    def selected(self, on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
+        for _ in range(3_600):
+            self.messages += 1
+            on_read()
+        return iter(())
+
+
+def test_deadline_and_reports_need_no_selected_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, reports = itertools.count(), list[InspectionRun]()
+
+    def write(_: InspectionJob, run: InspectionRun) -> Body:
+        reports.append(run)
+        return {"metadata": {"name": "now"}, "spec": {"policyRef": {"name": "orders"}}}
+
+    monkeypatch.setattr(program, "_write", write)
+    monkeypatch.setattr(program, "plan_reading", lambda topic, *_: SparseReading(topic, 9, 9))
+    monkeypatch.setattr(program, "job_credentials", lambda: None)
+    monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with pytest.raises(SystemExit):
+        program.main([dataclasses.replace(JOB, topic=TOPIC).encode()])
+    first, *progress, failure = reports
+    assert [run.messages for run in (first, *progress)] == [None, *range(6, 60, 6)]
+    assert failure.failure is not None
+    assert failure.failure.reason == "DeadlineExceeded"

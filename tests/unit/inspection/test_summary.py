@@ -30,6 +30,7 @@ from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Acknowledged, Partition
 from redrive.replay.spec import Choice
 from tests.support.dead_letter_rows import SENT, dead_letter
+from tests.unit.kube.test_cache import size_of
 
 TOPIC = TopicName.parse("persistent://shop/prod/orders-DLQ")
 
@@ -75,6 +76,27 @@ def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "MAX_GROUPS", 2)
     result = summarized(*(dead_letter(n, "x" * (n + 1)) for n in range(5)))
     assert [(g.name, g.messages) for g in result.ordered] == [(OTHERS, 3), ("x", 1), ("xx", 1)]
+
+
+def test_memory_does_not_grow_with_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them has a time, a size, a key and a number of replays of its own."""
+    monkeypatch.setattr(summary, "MAX_INTERVALS", 1_000)
+    monkeypatch.setattr(summary, "MAX_KEY_BYTES", 2**19)
+
+    def held(count: int) -> int:
+        result = Summary()
+        for number in range(count):
+            properties = {REPLAYS: str(number)}
+            row = dead_letter(0, "E", key=f"{number}{'k' * 9_000}", properties=properties)
+            result.add(row._replace(publish_time=number * 10**9, value=bytes(number % 999)))
+        assert (result.messages, sum(result.sizes.values())) == (count, count)
+        (group,) = result.ordered
+        assert (group.first, group.last) == (0, (count - 1) * 10**9)
+        assert sum(group.times.values()) == count
+        return size_of(result)
+
+    of_few = held(4_000)
+    assert held(12_000) < 1.2 * of_few
 
 
 def test_newest_messages_are_bounded_in_number_and_bytes() -> None:

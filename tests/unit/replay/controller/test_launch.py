@@ -250,7 +250,7 @@ def test_argument_contains_no_kubelet_variables() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"namespace": 1}'])
 def test_invalid_job_argument_is_refused(wrong: str) -> None:
-    with pytest.raises(InvalidSpecError, match="the argument of the replay job can't be read"):
+    with pytest.raises(InvalidSpecError, match="the argument of the job can't be read"):
         ReplayJob.decode(wrong)
 
 
