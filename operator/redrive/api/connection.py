@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
@@ -30,6 +30,7 @@ from redrive.api.model import (
     ObjectName,
     OneOf,
     Role,
+    Rule,
     SecretKeyRef,
     StatusModel,
     TokenSource,
@@ -327,9 +328,10 @@ class InspectionIdentity(JobIdentity):
     """Pulsar role of the jobs of Inspections, and their credentials."""
 
     role: Role
-    """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
-    which the broker requires to read a topic. `consume` includes acknowledging, so no person should
-    have these credentials. Example: `inspector`."""
+    """The Pulsar role of the credentials, which must differ from `replay.role`: the pods of
+    Inspections may not produce. Each policy grants it `consume` on its dead-letter topic, which the
+    broker requires to read a topic. `consume` includes acknowledging, so no person should have
+    these credentials. Example: `inspector`."""
 
     retry_topics: Annotated[
         InspectedRetries,
@@ -369,8 +371,18 @@ class PulsarBroker(ApiModel):
     certificate authorities of the operator's image. Replay jobs have their own (`replay.tls`)."""
 
 
+_ROLES_DIFFER = Rule(
+    "!has(self.replay) || !has(self.inspection) || self.replay.role != self.inspection.role",
+    "`inspection.role` must differ from `replay.role`, which may produce",
+    "create a role of its own for Inspections",
+    got="self.inspection.role",
+)
+
+
 class BrokerConnectionSpec(ApiModel):
     """A broker, and the permissions of the objects that use it through this connection."""
+
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ROLES_DIFFER.to_schema()]})
 
     pulsar: PulsarBroker
     """The Pulsar cluster."""
@@ -401,6 +413,13 @@ class BrokerConnectionSpec(ApiModel):
     policy_defaults: PolicyDefaults | None = None
     """Values for fields that policies of this connection leave out. A change applies to them at
     once. Defaults to none."""
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> Self:
+        if self.replay and self.inspection and self.replay.role == self.inspection.role:
+            problem, remedy = _ROLES_DIFFER.problem, _ROLES_DIFFER.remedy
+            raise ValueError(f"{problem}; got {self.inspection.role!r}; {remedy}")
+        return self
 
     @property
     def selects_namespaces(self) -> bool:

@@ -180,6 +180,7 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 """Placeholders in cases that need an installation."""
 
 ONLY_BY_CEL = {
+    "one role for Replays and Inspections",
     "an Inspection that runs for days",
     "roles that are too long together",
     "readers that are too long together",
