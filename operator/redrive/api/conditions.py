@@ -276,7 +276,7 @@ def is_ready(body: Body) -> bool:
 
     It is cheap, like `reason`, because it is called for every object repeatedly.
     """
-    ready = _written_ready(body).get("status") == ConditionStatus.TRUE
+    ready = written_ready(body).get("status") == ConditionStatus.TRUE
     return ready and "deletionTimestamp" not in body.get("metadata", {})
 
 
@@ -287,7 +287,7 @@ def find(body: Body, kind: str) -> Condition | None:
 
 def reason(body: Body) -> str:
     """Return the reason of the Ready condition; empty before the first reconcile."""
-    return str(_written_ready(body).get("reason", ""))
+    return str(written_ready(body).get("reason", ""))
 
 
 def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condition, ...]:
@@ -304,7 +304,8 @@ def _condition(kind: str, status: ConditionStatus, reason: str, message: str) ->
     return Condition(type=kind, status=status, reason=reason, message=shown)
 
 
-def _written_ready(body: Body) -> Mapping[str, Any]:
+def written_ready(body: Body) -> Mapping[str, Any]:
+    """Return the Ready condition as it is stored; empty before the first reconcile."""
     written = (body.get("status") or {}).get("conditions") or ()
     return next((condition for condition in written if condition.get("type") == READY), {})
 

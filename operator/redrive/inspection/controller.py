@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import kopf
 
 from redrive.api import Body
-from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
+from redrive.api.conditions import Condition, ended, failed, progressing, ready, reason, written
 from redrive.api.connection import BrokerConnectionSpec, InspectedRetries, InspectionIdentity
 from redrive.api.inspection import InspectedMessages, InspectionSpec, InspectionStatus
 from redrive.api.model import parse_spec
@@ -43,7 +43,11 @@ from redrive.replay.controller.admission import (
     used_policy,
 )
 from redrive.replay.controller.admission import policy_of as policy_key_of
-from redrive.replay.controller.handlers import limited_in, listen_to_connections, owners_of
+from redrive.replay.controller.handlers import (
+    listen_to_connections,
+    listen_to_policies,
+    owners_of,
+)
 from redrive.replay.controller.launch import (
     JobProgram,
     job_application,
@@ -58,6 +62,17 @@ from redrive.replay.controller.status import check_started
 
 MOST_RUNNING = 2
 """Inspections of a namespace that run at the same time."""
+_GRACE_SECONDS = 60
+"""Time after the deadline in which a job can report that it has exceeded it."""
+_GRANTS_SECONDS = 5.0
+"""Maximum age of the grants that pending Inspections of all namespaces read."""
+_WITHDRAWN = {
+    Reason.CONNECTION_NOT_FOUND,
+    Reason.NAMESPACE_NOT_ALLOWED,
+    Reason.INSPECTION_IDENTITY_MISSING,
+    Reason.RETRIES_NOT_INSPECTED,
+}
+"""Errors that end a running Inspection."""
 _FINAL_REASONS = {Reason.INVALID_SPEC, Reason.INSPECTION_FAILED}
 
 logger = logging.getLogger(__name__)
@@ -104,34 +119,37 @@ def _listen(ctx: Context, controller: Controller) -> None:
             controller.enqueue(Key.of(body))
 
     _listen_to_ends(ctx, controller)
-    ctx.policies.listen(lambda key, *_: enqueue_open(by_policy.get(key)))
+    listen_to_policies(ctx, by_policy, enqueue_open)
     listen_to_connections(ctx, lambda policy: enqueue_open(by_policy.get(policy)))
     ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
     ctx.job_templates.listen(lambda: enqueue_open(ctx.inspections))
 
 
 def _listen_to_ends(ctx: Context, controller: Controller) -> None:
-    """Enqueue Inspections that changed or whose Job did, and those that wait for their end."""
+    """Enqueue Inspections that changed or whose Job did, and the next ones that may run."""
     jobs = ctx.applications.get(resources.JOBS, Cache())
+    running, waiting = jobs.index(_running_in), ctx.inspections.index(_waiting_in)
 
-    def enqueue_limited(namespace: str) -> None:
-        for key in ctx.inspections.index(limited_in).keys(namespace):
+    def enqueue_next(namespace: str) -> None:
+        free = max(0, MOST_RUNNING - running.count(namespace))
+        for key in waiting.first(namespace, free):
             controller.enqueue(key)
 
     @ctx.inspections.listen
     def inspection_changed(key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             controller.enqueue(key)
-        is_over = after is None or is_final(after)
-        if is_over and not is_final(before or {}) and jobs.get(_job_key(after or before or {})):
-            enqueue_limited(key.namespace)
+        # One that waits for something else now, or was deleted, leaves its slot to the next. One
+        # that waits newly may have missed the end of a Job.
+        if _waiting_in(before) != _waiting_in(after):
+            enqueue_next(key.namespace)
 
     @jobs.listen
     def job_changed(key: Key, before: Body | None, after: Body | None) -> None:
         for owner in owners_of(after or before or {}, resources.INSPECTIONS):
             controller.enqueue(owner)
-        if after is None:
-            enqueue_limited(key.namespace)
+        if _running_in(before) != _running_in(after):
+            enqueue_next(key.namespace)
 
 
 def is_final(inspection: Body) -> bool:
@@ -169,6 +187,8 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         policy = ctx.policies.get(policy_key_of(inspection))
         error = error if policy is None else shown_to(policy, error)
         shown, requeue = _explained(inspection, error, run), error.requeue
+        if run is None and requeue is Requeue.BACKOFF:
+            requeue = Requeue.SLOW_BACKOFF  # any number of Inspections may wait for one cause
     return requeue if await _publish(shown, ctx) else Requeue.BACKOFF
 
 
@@ -181,13 +201,13 @@ async def _publish(shown: _Shown, ctx: Context) -> bool:
     publisher = Publisher(ctx.kubernetes, resources.INSPECTIONS, ctx.inspections, ctx.clock)
     version = inspection["metadata"]["resourceVersion"]
     try:
-        await publisher.publish(inspection, conditions, fields, version)
+        after = await publisher.publish(inspection, conditions, fields, version)
     except ConflictError:
         return False
     if is_over:
-        own = {"from": inspection["spec"].get("from", InspectedMessages.DEAD_LETTER.value)}
-        own["messages"] = InspectionStatus.of(inspection).run.messages
-        record = audit_record(inspection, "inspection", conditions[0].reason, own)
+        own = {"from": after["spec"].get("from", InspectedMessages.DEAD_LETTER.value)}
+        own["messages"] = InspectionStatus.of(after).run.messages
+        record = audit_record(after, "inspection", conditions[0].reason, own)
         audit_log.info("Inspection ended: %s", record)
     return not is_over  # the next reconcile begins to wait for the deletion
 
@@ -229,7 +249,34 @@ async def _run(inspection: Body, ctx: Context) -> SparkRun:
     if job is None:
         job = await _launch(inspection, ctx.settings.replay_template, ctx)
         jobs.put(job)
-    return JOB.run_of(inspection, resources.INSPECTIONS, job)
+    run = JOB.run_of(inspection, resources.INSPECTIONS, job)
+    if run.phase not in FINAL:
+        _check_permitted(inspection, ctx)
+    return run
+
+
+def _check_permitted(inspection: Body, ctx: Context) -> None:
+    """Check that the connection still permits a running Inspection.
+
+    The Job of an ended Inspection ends itself within `REPORT_SECONDS`.
+
+    Raises:
+        InspectionFailed: it does not.
+    """
+    body = ctx.policies.get(policy_key_of(inspection))
+    if body is None:
+        return
+    spec = ctx.inspections.derive(_spec, inspection)
+    try:
+        reference, connection, *_ = used_policy(body, ctx)
+        _identity(spec, connections.key_of(reference, namespace_of(inspection)), connection)
+    except RedriveError as error:
+        if error.reason in _WITHDRAWN:
+            raise Reason.INSPECTION_FAILED.error(
+                "the BrokerConnection does not permit this Inspection anymore",
+                got=error.reason,
+                remedy="create another Inspection once it does",
+            ) from error
 
 
 def _job_key(inspection: Body) -> Key:
@@ -268,7 +315,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     wanted = job_application(
         inspection,
         resources.INSPECTIONS,
-        JobProgram("redrive.inspection", argument, account, seconds),
+        JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
         pod_access(identity, connection.pulsar.redirect_hosts),
         chosen.template,
         image=await read_image(template, ctx),
@@ -321,7 +368,7 @@ async def _check_granted(topic: TopicName, role: str, through: Key, ctx: Context
         RedriveError: the broker does not answer.
     """
     connection = await ctx.brokers.open(through)
-    namespace = await connection.admin.namespace(topic.namespace_name)
+    namespace = await connection.admin.namespace(topic.namespace_name, max_age=_GRANTS_SECONDS)
     if "consume" not in namespace.permissions.get(str(topic), {}).get(role, frozenset()):
         raise Reason.INSPECTION_ROLE_NOT_GRANTED.error(
             f"the policy has not granted consume on {topic} to the inspection role yet",
@@ -333,18 +380,39 @@ async def _check_granted(topic: TopicName, role: str, through: Key, ctx: Context
 def _check_running(inspection: Body, ctx: Context) -> None:
     """Check that fewer than `MOST_RUNNING` Inspections of the namespace run.
 
+    Jobs are counted, because the Job of a deleted Inspection runs until Kubernetes deletes it.
+
     Raises:
         TooManyRuns: as many run.
     """
-    jobs = ctx.applications[resources.JOBS].index(namespace_of).keys(namespace_of(inspection))
-    by_job = ctx.inspections.index(_job_key)
-    running = sum(not is_final(other) for job in jobs for other in by_job.get(job))
+    jobs = ctx.applications[resources.JOBS]
+    running = jobs.index(_running_in).count(namespace_of(inspection))
     if running >= MOST_RUNNING:
         raise Reason.TOO_MANY_RUNS.error(
             "as many Inspections of the namespace run at the same time as may",
             got=running,
             remedy="wait for one of them to end; this one starts automatically then",
         )
+
+
+def _waiting_in(inspection: Body | None) -> str | None:
+    """Return the namespace of an Inspection that waits for the end of others; None for others."""
+    if inspection is None or is_final(inspection) or "deletionTimestamp" in inspection["metadata"]:
+        return None
+    is_limited = reason(inspection) == Reason.TOO_MANY_RUNS
+    return namespace_of(inspection) if is_limited else None
+
+
+def _running_in(job: Body | None) -> str | None:
+    """Return the namespace of the Job of an Inspection that has not ended; None for other Jobs.
+
+    The name identifies it: a deletion with `--cascade=orphan` removes its owner.
+    """
+    if job is None:
+        return None
+    key = Key.of(job)
+    is_of_inspection = key.name.startswith(f"{resources.INSPECTIONS.kind.lower()}-")
+    return key.namespace if is_of_inspection and JOB.run(job).phase not in FINAL else None
 
 
 async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:

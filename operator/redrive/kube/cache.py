@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from redrive.admin.fair_slots import FairSlots
@@ -196,6 +197,10 @@ class Index:
     def keys(self, value: Hashable) -> tuple[Key, ...]:
         """Return the keys of the objects that have *value* now."""
         return tuple(self._by_value.get(value, ()))
+
+    def first(self, value: Hashable, count: int) -> tuple[Key, ...]:
+        """Return the keys of at most *count* objects that have *value*, the oldest change first."""
+        return tuple(islice(self._by_value.get(value, ()), count))
 
     def count(self, value: Hashable) -> int:
         """Return the number of objects that have *value* now."""

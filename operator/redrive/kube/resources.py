@@ -2,13 +2,14 @@
 
 A label selects ConfigMaps and SparkApplications, and any user can set it: a namespace may have a
 thousand such ConfigMaps of a mebibyte each. So the retained part of either has a maximum length. Of
-redrive's own kinds the spec and the status are retained, which their schemas limit, and no metadata
-that other tools add.
+redrive's own kinds the spec and the status are retained, which their schemas limit, and a bounded
+part of the metadata. Of an Inspection nothing is retained that only its job and people read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -225,6 +226,12 @@ _LONGEST_WORD = 253
 _LONGEST_TEXT = 16_384
 """Maximum characters of the output of a failed submission, with stack traces."""
 _MOST_CONDITIONS = 16
+MAX_FINALIZERS = 16
+"""Finalizers of an object of redrive that are retained, and one more if it has more."""
+_MAX_ANNOTATIONS = 32 * 2**10
+"""Size in memory of the retained annotations of an object of redrive."""
+_UNREAD_SPEC = {"select", "reason", "ticket"}
+"""Fields of an Inspection that its job reads, and the operator does not."""
 _LAST_STATES = 4
 """Retained entries of the history; one of the last two shows how a run ended."""
 
@@ -235,18 +242,48 @@ def keep_of(resource: Resource) -> Keep:
 
 
 def of_redrive(body: Body) -> Body:
-    """Retain an object without metadata of other tools.
+    """Retain an object with a bounded part of its metadata.
 
     `managedFields` is half of an object, and the annotation of `kubectl apply` repeats all of it.
     """
     metadata = {n: value for n, value in body["metadata"].items() if n != "managedFields"}
     if "annotations" in metadata:
-        annotations = metadata["annotations"] or {}
-        ours = {n: value for n, value in annotations.items() if n.startswith(f"{GROUP}/")}
-        metadata["annotations"] = ours
+        metadata["annotations"] = _own_annotations(metadata["annotations"] or {})
     if "labels" in metadata:
         metadata["labels"] = _own_labels(metadata["labels"])
+    if "ownerReferences" in metadata:
+        metadata["ownerReferences"] = _short_owners(metadata)
+    if len(names := metadata.get("finalizers") or ()) > MAX_FINALIZERS:
+        own = [name for name in names if str(name).startswith(f"{GROUP}/")]
+        others = [name for name in names if name not in own]
+        metadata["finalizers"] = [*own, *others][: MAX_FINALIZERS + 1]
     return {**body, "metadata": metadata}
+
+
+def _own_annotations(annotations: Mapping[str, Any]) -> dict[str, str]:
+    """Retain the annotations of redrive; the shortest ones if they have more than the size."""
+    ours = [
+        (sys.getsizeof(value), name)
+        for name, value in annotations.items()
+        if name.startswith(f"{GROUP}/") and isinstance(value, str)
+    ]
+    kept, room = dict[str, str](), _MAX_ANNOTATIONS
+    for size, name in sorted(ours):
+        room -= size + sys.getsizeof(name)
+        if room >= 0:
+            kept[name] = annotations[name]
+    return kept
+
+
+def _inspection(body: Body) -> Body:
+    """Retain an Inspection without its selection and its summary."""
+    body = of_redrive(body)
+    metadata = {name: value for name, value in body["metadata"].items() if name != "finalizers"}
+    spec = {n: v for n, v in _mapping(body.get("spec")).items() if n not in _UNREAD_SPEC}
+    kept = {**body, "metadata": metadata, "spec": spec}
+    if "status" in body:
+        kept["status"] = {n: v for n, v in _mapping(body["status"]).items() if n != "run"}
+    return kept
 
 
 def retained_config_map(body: Body) -> Body:
@@ -324,9 +361,8 @@ def _reduced(body: Body, content: Body) -> Body:
     metadata = {name: source[name] for name in _IDENTITY if name in source}
     if "labels" in source:
         metadata["labels"] = _own_labels(source["labels"])
-    owners = [owner for owner in source.get("ownerReferences") or () if _is_short(owner)]
-    if owners:
-        metadata["ownerReferences"] = owners[:_MOST_OWNERS]
+    if owners := _short_owners(source):
+        metadata["ownerReferences"] = owners
     typed = {name: body[name] for name in ("apiVersion", "kind") if name in body}
     return {**typed, "metadata": metadata, **content}
 
@@ -334,6 +370,11 @@ def _reduced(body: Body, content: Body) -> Body:
 def _own_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     own = (MANAGED[0], POLICY_LABEL)
     return {name: labels[name] for name in own if labels and name in labels}
+
+
+def _short_owners(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    owners = [owner for owner in metadata.get("ownerReferences") or () if _is_short(owner)]
+    return owners[:_MOST_OWNERS]
 
 
 def _is_short(owner: Mapping[str, Any]) -> bool:
@@ -345,4 +386,5 @@ _KEPT: Mapping[Resource, Keep] = {
     SPARK_APPLICATIONS: _application,
     APACHE_SPARK_APPLICATIONS: _application,
     JOBS: _job,
+    INSPECTIONS: _inspection,
 }

@@ -29,7 +29,7 @@ from redrive.api.conditions import (
 )
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.resources import Key, Resource
+from redrive.kube.resources import MAX_FINALIZERS, Key, Resource
 from redrive.reasons import Reason
 
 STATES = frozenset({READY, RECONCILING, STALLED, COMPLETE, FAILED, Reason.SUSPENDED})
@@ -150,6 +150,7 @@ async def add_finalizer(body: Body, name: str, out: Publisher) -> Body:
     """
     if _finalizers_of(body).count(name) == 1:
         return body
+    body = await _with_all_finalizers(body, out)
     return await _set_finalizers(body, [*_other_finalizers(body, name), name], out)
 
 
@@ -165,6 +166,7 @@ async def remove_finalizer(body: Body, name: str, out: Publisher) -> Body:
     """
     if not has_finalizer(body, name):
         return body
+    body = await _with_all_finalizers(body, out)
     others = _other_finalizers(body, name)
     goes = not others and "deletionTimestamp" in body["metadata"]
     return await _set_finalizers(body, others, out, only="uid" if goes else "resourceVersion")
@@ -177,6 +179,13 @@ def _finalizers_of(body: Body) -> Sequence[str]:
 
 def _other_finalizers(body: Body, name: str) -> list[str]:
     return [other for other in _finalizers_of(body) if other != name]
+
+
+async def _with_all_finalizers(body: Body, out: Publisher) -> Body:
+    """Read an object again if the cache does not retain all of its finalizers."""
+    if len(_finalizers_of(body)) <= MAX_FINALIZERS:
+        return body
+    return await out.kubernetes.get(out.resource, Key.of(body))
 
 
 async def _set_finalizers(

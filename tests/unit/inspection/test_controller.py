@@ -20,6 +20,7 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, UnavailableError
 from redrive.kube.connections import NamespaceLabels
+from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
@@ -39,15 +40,21 @@ CA = {"caRef": {"name": "ca", "key": "ca.crt"}}
 
 
 class Broker:
-    """A broker at which the roles of *granted* may consume each topic."""
+    """A broker at which the roles of *granted* may consume each topic.
+
+    Attributes:
+        ages: the maximum age of each answer that was asked for.
+    """
 
     def __init__(self, *granted: str) -> None:
         self.granted = granted
+        self.ages: list[float] = []
 
     async def open(self, _key: Key) -> SimpleNamespace:
         return SimpleNamespace(admin=self)
 
-    async def namespace(self, _name: str) -> SimpleNamespace:
+    async def namespace(self, _name: str, *, max_age: float) -> SimpleNamespace:
+        self.ages.append(max_age)
         names = (TopicName("shop", "prod", f"orders-fulfilment-{end}") for end in ("DLQ", "RETRY"))
         roles = dict.fromkeys(self.granted, frozenset({"consume"}))
         return SimpleNamespace(permissions={str(name): roles for name in names})
@@ -133,7 +140,10 @@ async def test_launch_creates_job_of_the_inspection_role() -> None:
     decoded = InspectionJob.decode(argument)
     assert module == "redrive.inspection"
     assert (decoded.topic, decoded.subscription, decoded.seconds) == (DEAD_LETTERS, "redrive", 90)
-    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 90)
+    assert job["spec"]["backoffLimit"] == 0
+    # The job reports that it has exceeded the deadline before Kubernetes stops it.
+    assert job["spec"]["activeDeadlineSeconds"] == 150
+    assert job["spec"]["ttlSecondsAfterFinished"] == 86_400
     assert pod["serviceAccountName"] == "redrive-inspection"
     assert "pulsar-replayer" not in str(job)
     assert (status_in(api)["phase"], status_in(api)["job"]) == (
@@ -171,55 +181,140 @@ async def test_missing_right_of_the_account_is_waited_for() -> None:
     api = FakeKubernetes()
     api.denied = {"inspections"}
     requeue, _ = await reconciled(inspection(), api=api)
-    assert (reason_in(api), requeue) == ("JobRightsMissing", Requeue.BACKOFF)
+    assert (reason_in(api), requeue) == ("JobRightsMissing", Requeue.SLOW_BACKOFF)
+
+
+async def test_pending_inspections_share_one_answer_about_grants() -> None:
+    """Any number of them waits for one grant, and each asks again and again."""
+    broker = Broker()
+    for name in ("now", "later"):
+        requeue, _ = await reconciled(inspection(name), brokers=broker)
+        assert requeue is Requeue.SLOW_BACKOFF
+    assert broker.ages == [5.0, 5.0]
 
 
 async def test_third_inspection_of_a_namespace_waits() -> None:
     others = [inspection(name, "Running") for name in ("a", "b")]
     _, api = await reconciled(inspection(), *others, jobs=list(map(job_of, others)))
     assert reason_in(api) == "TooManyRuns"
-    others[0]["status"]["phase"] = "Completed"
-    _, api = await reconciled(inspection(), *others, jobs=list(map(job_of, others)))
+    jobs = [job_of(others[0]), ended_job(others[1], "Failed")]
+    _, api = await reconciled(inspection(), *others, jobs=jobs)
     assert reason_in(api) == "Progressing"
 
 
-async def test_only_ends_and_own_connections_wake_inspections(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[str] = []
+async def test_jobs_of_deleted_inspections_count_until_their_end() -> None:
+    """Also those that a deletion with `--cascade=orphan` leaves without an owner."""
+    deleted = [job_of(inspection("a")), job_of(inspection("b"))]
+    del deleted[1]["metadata"]["ownerReferences"]
+    _, api = await reconciled(inspection(), jobs=deleted)
+    assert reason_in(api) == "TooManyRuns"
 
-    async def look(key: Key, *_: object) -> Requeue:
-        looked.append(key.name)
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inspection": None},
+        {"inspection": INSPECTOR | {"retryTopics": "Never"}},
+        {"inspection": INSPECTOR | {"retryTopics": "Allowed"}, "allow": []},
+    ],
+)
+async def test_running_inspection_ends_when_it_is_not_permitted(changes: dict[str, Any]) -> None:
+    body = {**inspection(**{"from": "Retry"}), "status": {"phase": "Running"}}
+    _, api = await reconciled(body, jobs=[job_of(body)], connected=connection(**changes))
+    assert (reason_in(api), status_in(api)["phase"]) == ("InspectionFailed", "Failed")
+
+
+async def test_running_inspection_survives_an_invalid_policy() -> None:
+    body = inspection(phase="Running")
+    await reconciled(body, jobs=[job_of(body)], policies=[policy(topic="orders")])
+    _, api = await reconciled(body, jobs=[job_of(body)], policies=[policy(ready="False")])
+    assert status_in(api)["phase"] == "Running"
+
+
+class Looks:
+    """Reconciles of a controller, which change nothing.
+
+    Attributes:
+        names: Inspections that were reconciled since the last `seen`.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def look(self, key: Key, *_: object) -> Requeue:
+        self.names.append(key.name)
         return Requeue.ON_CHANGE
 
-    async def seen() -> list[str]:
+    async def seen(self) -> list[str]:
         for _ in range(20):
             await asyncio.sleep(0)
-        return [looked.pop(0) for _ in tuple(looked)]
+        return [self.names.pop(0) for _ in tuple(self.names)]
 
-    monkeypatch.setattr(controller, "reconcile", look)
-    limited = {"type": "Ready", "status": "False", "reason": "TooManyRuns"}
-    waiting = {**inspection("waiting"), "status": {"conditions": [limited]}}
-    other, running = inspection("other"), inspection("running", "Running")
-    job = job_of(running)
-    context = dataclasses.replace(
-        ctx(inspections=[waiting, other, running]),
-        applications={resources.JOBS: Cache([job])},
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    looks = Looks()
+    monkeypatch.setattr(controller, "reconcile", looks.look)
+    return looks
+
+
+def limited(name: str) -> dict[str, Any]:
+    """Return an Inspection that waits for the end of others."""
+    condition = {"type": "Ready", "status": "False", "reason": "TooManyRuns"}
+    return {**inspection(name), "status": {"conditions": [condition]}}
+
+
+def watched(jobs: Sequence[Body], *inspections: dict[str, Any]) -> Context:
+    return dataclasses.replace(
+        ctx(inspections=list(inspections), policies=[policy()]),
+        applications={resources.JOBS: Cache(jobs)},
         namespaces=NamespaceLabels(cast("Any", None)),
     )
+
+
+async def test_end_of_a_job_wakes_the_next_inspection_only(looks: Looks) -> None:
+    running = [inspection("a", "Running"), inspection("b", "Running")]
+    waiting = [limited(f"waits-{number}") for number in range(9)]
+    context = watched([job_of(body) for body in running], *running, *waiting)
     (made,) = controller.register(kopf.OperatorRegistry(), context)
-    assert await seen() == ["waiting", "other", "running"]
+    assert len(await looks.seen()) == 11
+    context.inspections.drop(waiting[3])
+    assert await looks.seen() == ["waits-3"]
+    context.applications[resources.JOBS].put(ended_job(running[0], "Complete"))
+    assert await looks.seen() == ["a", "waits-0"]
+    context.inspections.put({**running[0], "status": {"phase": "Completed"}})
+    assert await looks.seen() == []
+    # It can't start for another reason, so the next one is tried.
+    context.inspections.put(inspection("waits-0"))
+    assert await looks.seen() == ["waits-1"]
+    context.inspections.put({**limited("waits-1"), "status": {"phase": "Failed"}})
+    assert await looks.seen() == ["waits-2"]
+    context.applications[resources.JOBS].drop(job_of(running[1]))
+    assert await looks.seen() == ["b", "waits-2", "waits-4"]
+    await made.stop()
+
+
+async def test_inspection_that_misses_the_end_of_a_job_is_woken(looks: Looks) -> None:
+    """The Job may end while the status that waits for it is written."""
+    context = watched([], inspection())
+    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    assert await looks.seen() == ["now"]
+    context.inspections.put(limited("now"))
+    assert await looks.seen() == ["now"]
+    await made.stop()
+
+
+async def test_figures_of_policies_and_others_wake_no_inspection(looks: Looks) -> None:
+    context = watched([], inspection())
+    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    assert await looks.seen() == ["now"]
     context.connections.put(named("BrokerConnection", "foreign", {}))
-    assert await seen() == []
-    context.inspections.drop(other)
-    assert await seen() == ["other"]
-    ended = {**running, "status": {"phase": "Completed"}}
-    context.inspections.put(ended)
-    assert await seen() == ["waiting"]
-    context.inspections.put(ended)
-    assert await seen() == []
-    context.applications[resources.JOBS].drop(job)
-    assert await seen() == ["running", "waiting"]
+    figures = policy()
+    figures["status"]["backlog"] = {"deadLetter": 3}
+    context.policies.put(figures)
+    assert await looks.seen() == []
+    context.policies.put(policy(ready="False"))
+    assert await looks.seen() == ["now"]
     await made.stop()
 
 

@@ -19,7 +19,10 @@ from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.resources import (
     APACHE_SPARK_APPLICATIONS,
     CONFIG_MAPS,
+    CONNECTIONS,
+    INSPECTIONS,
     POLICIES,
+    REPLAYS,
     SPARK_APPLICATIONS,
     Key,
     Resource,
@@ -155,6 +158,7 @@ def test_index_follows_changes_before_listeners_run() -> None:
     assert seen == [(a, b), (a, b, c), (b, c)]
     assert [object_["metadata"]["resourceVersion"] for object_ in index.get("red")] == ["10", "9"]
     assert (index.count("red"), index.count("blue"), len(table)) == (2, 0, 2)
+    assert [index.first("red", count) for count in (0, 1, 9)] == [(), (b,), (b, c)]
 
 
 def test_managed_fields_are_not_retained() -> None:
@@ -291,6 +295,38 @@ def test_apache_failure_reads_as_of_the_whole_object() -> None:
     reduced = keep_of(APACHE_SPARK_APPLICATIONS)(body)
     assert apache_run(reduced) == apache_run(body)
     assert "the disk" in apache_run(reduced).error
+
+
+@pytest.mark.parametrize("resource", [POLICIES, REPLAYS, INSPECTIONS, CONNECTIONS])
+def test_retained_metadata_of_own_objects_are_bounded(resource: Resource) -> None:
+    """Each of their authors may annotate an object with 256 KiB, and add any finalizers."""
+    numbers = range(4_000)
+    names = [f"redrive.io/{number}" for number in numbers]
+    annotations = dict.fromkeys(names, "x") | {
+        "redrive.io/reconcile-requested-at": "\U0001f600" * 60_000
+    }
+    metadata = {
+        **METADATA,
+        "annotations": annotations | {"redrive.io/paused": "true"},
+        "finalizers": [*(f"a.b/{number}" for number in numbers), "redrive.io/cleanup"],
+        "ownerReferences": [{**OWNER, "uid": str(number)} for number in numbers],
+    }
+    kept = keep_of(resource)({"metadata": metadata, "spec": {}})
+    assert keep_of(resource)(kept) == kept
+    assert size_of(json.loads(json.dumps(kept))) < 150_000
+    if resource != INSPECTIONS:  # the operator has no finalizer on them
+        assert kept["metadata"]["finalizers"][0] == "redrive.io/cleanup"
+
+
+def test_retained_inspection_has_no_selection_and_no_summary() -> None:
+    spec = {"policyRef": {"name": "orders"}, "from": "Retry", "ttlAfterFinished": "1h"}
+    status = {"phase": "Running", "job": "inspection-a", "conditions": []}
+    body = {
+        "metadata": METADATA,
+        "spec": {**spec, "select": {"ids": ["1:2"] * 500}, "reason": "r", "ticket": "t"},
+        "status": {**status, "run": {"causes": [{"cause": "x" * 256}] * 50}},
+    }
+    assert keep_of(INSPECTIONS)(body) == {"metadata": METADATA, "spec": spec, "status": status}
 
 
 def test_own_objects_lose_only_foreign_metadata() -> None:

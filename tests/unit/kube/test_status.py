@@ -20,8 +20,8 @@ from redrive.api.conditions import (
 from redrive.errors import InvalidSpecError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Key
-from redrive.kube.status import Publisher
+from redrive.kube.resources import MAX_FINALIZERS, Key, of_redrive
+from redrive.kube.status import Publisher, add_finalizer, remove_finalizer
 from tests.support.fake_kubernetes import FakeKubernetes
 
 ERROR = InvalidSpecError("a field is wrong", got=3, remedy="fix it")
@@ -204,3 +204,14 @@ async def test_object_deleted_during_write_stays_deleted(
     out.table.drop(body)
     await out.publish(body, ready("Provisioned", "all is there"))
     assert list(out.table) == []
+
+
+async def test_finalizers_that_the_cache_does_not_retain_stay(
+    api: FakeKubernetes, out: Publisher
+) -> None:
+    foreign = [f"a.b/{number}" for number in range(MAX_FINALIZERS + 9)]
+    api.objects[resources.POLICIES][KEY]["metadata"]["finalizers"] = foreign
+    await add_finalizer(of_redrive(stored(api)), "redrive.io/cleanup", out)
+    assert stored(api)["metadata"]["finalizers"] == [*foreign, "redrive.io/cleanup"]
+    await remove_finalizer(of_redrive(stored(api)), "redrive.io/cleanup", out)
+    assert stored(api)["metadata"]["finalizers"] == foreign

@@ -25,14 +25,14 @@ from redrive.api.replay import (
     Sending,
     Target,
 )
-from redrive.api.replay_status import is_admitted
+from redrive.api.replay_status import FINAL, is_admitted
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube import connections
+from redrive.kube import connections, resources
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
-from redrive.kube.resources import Key
+from redrive.kube.resources import POLICY_LABEL, Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
@@ -41,7 +41,12 @@ from redrive.replay import selection
 from redrive.replay.controller import launch
 from redrive.replay.controller.checks import RunRequest, check_run
 from redrive.replay.controller.launch import ChosenTemplate
-from redrive.replay.controller.spark_operators import choose_engine, find_application, was_launched
+from redrive.replay.controller.spark_operators import (
+    LAUNCHERS,
+    choose_engine,
+    find_application,
+    was_launched,
+)
 from redrive.replay.spec import Choice, ReplayJob
 
 
@@ -412,10 +417,14 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
     """
     if find_application(replay, ctx) is not None:
         return
-    running = sum(
-        was_launched(other) and not is_final(other) and _uses(other, through, ctx)
-        for other in _with_application(namespace_of(replay), ctx)
+    namespace = namespace_of(replay)
+    policies = (
+        policy_of(other)
+        for other in _with_application(namespace, ctx)
+        if was_launched(other) and not is_final(other)
     )
+    policies_of_runs = chain(policies, _policies_of_deleted(namespace, ctx))
+    running = sum(_uses(policy, through, ctx) for policy in policies_of_runs)
     if running >= most:
         raise Reason.TOO_MANY_RUNS.error(
             f"as many Replays of namespace {namespace_of(replay)} run at the same time as the "
@@ -426,8 +435,24 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
         )
 
 
-def _uses(replay: Body, connection: Key, ctx: Context) -> bool:
-    policy = ctx.policies.get(policy_of(replay))
+def _policies_of_deleted(namespace: str, ctx: Context) -> Iterator[Key]:
+    """Yield the policy of each application that runs, and whose Replay was deleted.
+
+    Kubernetes deletes it with a delay, and not at all after a deletion with `--cascade=orphan`.
+    """
+    replays = ctx.replays.index(_application_of)
+    prefix = f"{resources.REPLAYS.kind.lower()}-"
+    for launcher in LAUNCHERS:
+        applications = ctx.applications.get(launcher.resource)
+        for body in applications.index(namespace_of).get(namespace) if applications else ():
+            key, labels = Key.of(body), body["metadata"].get("labels") or {}
+            is_deleted = key.name.startswith(prefix) and not replays.count(key)
+            if is_deleted and POLICY_LABEL in labels and launcher.run(body).phase not in FINAL:
+                yield Key(namespace, labels[POLICY_LABEL])
+
+
+def _uses(key: Key, connection: Key, ctx: Context) -> bool:
+    policy = ctx.policies.get(key)
     return policy is not None and connections.connection_of(policy) == connection
 
 

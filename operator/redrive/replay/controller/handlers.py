@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 import kopf
 
 from redrive.api import Body
-from redrive.api.conditions import is_ready, reason
-from redrive.api.replay_status import ReplayStatus
+from redrive.api.conditions import is_ready, reason, written_ready
+from redrive.api.replay_status import FINAL, ReplayStatus
 from redrive.kube import resources
-from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.cache import Cache, Index, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
@@ -25,7 +25,7 @@ from redrive.reasons import Reason
 from redrive.replay.controller.admission import is_dormant, is_final, namespace_of, policy_of
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
-from redrive.replay.controller.spark_operators import find_application
+from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher, find_application
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
@@ -73,22 +73,32 @@ def _listen(ctx: Context, controller: Controller) -> None:
             _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
         is_over = after is None or is_final(after)
         if is_over and not is_final(before or {}) and _has_run(after or before or {}, ctx):
-            _enqueue_limited(key.namespace, ctx, controller)
+            _enqueue_next(key.namespace, ctx, controller)
+        if _limited_of(before) != _limited_of(after):
+            # One that waits newly may have missed the end of a run.
+            _enqueue_next(key.namespace, ctx, controller)
 
+    for launcher in LAUNCHERS:
+        if launcher.resource in ctx.applications:
+            _listen_to_applications(launcher, ctx, controller)
+
+    by_policy = ctx.replays.index(policy_of)
+    listen_to_policies(ctx, by_policy, lambda replays: _enqueue_open(replays, controller))
+    _listen_to_permissions(ctx, controller)
+
+
+def _listen_to_applications(launcher: Launcher, ctx: Context, controller: Controller) -> None:
+    """Enqueue the Replay of a changed application, and the next ones after its end."""
+
+    def is_open(application: Body | None) -> bool:
+        return application is not None and launcher.run(application).phase not in FINAL
+
+    @ctx.applications[launcher.resource].listen
     def application_changed(key: Key, before: Body | None, after: Body | None) -> None:
         for owner in owners_of(after or before or {}, resources.REPLAYS):
             controller.enqueue(owner)
-        if after is None:
-            _enqueue_limited(key.namespace, ctx, controller)
-
-    for applications in ctx.applications.values():
-        applications.listen(application_changed)
-
-    @ctx.policies.listen
-    def policy_changed(key: Key, _before: Body | None, _after: Body | None) -> None:
-        _enqueue_open_of(key, ctx, controller)
-
-    _listen_to_permissions(ctx, controller)
+        if after is None or (is_open(before) and not is_open(after)):
+            _enqueue_next(key.namespace, ctx, controller)
 
 
 def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
@@ -103,6 +113,24 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
     @ctx.job_templates.listen
     def job_templates_changed() -> None:
         _enqueue_open(ctx.replays, controller)
+
+
+def listen_to_policies(
+    ctx: Context, by_policy: Index, enqueue: Callable[[Iterable[Body]], None]
+) -> None:
+    """Call *enqueue* with the runs of a policy whose spec, annotations or Ready condition changes.
+
+    Other fields of its status change every minute, and permit no run.
+    """
+
+    @ctx.policies.listen
+    def policy_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        runs = by_policy.get(key)
+        if runs and (
+            needs_reconcile(before, after)
+            or written_ready(before or {}) != written_ready(after or {})
+        ):
+            enqueue(runs)
 
 
 def listen_to_connections(ctx: Context, enqueue: Callable[[Key], None]) -> None:
@@ -125,10 +153,15 @@ def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
     _enqueue_open(ctx.replays.index(policy_of).get(policy), controller)
 
 
-def _enqueue_limited(namespace: str, ctx: Context, controller: Controller) -> None:
-    """Enqueue the Replays of *namespace* that wait for another one to end."""
-    for key in ctx.replays.index(limited_in).keys(namespace):
-        controller.enqueue(key)
+def _enqueue_next(namespace: str, ctx: Context, controller: Controller) -> None:
+    """Enqueue the first Replay of each policy of *namespace* that waits for others to end.
+
+    It leaves the index when it starts, or waits for something else; then the next one is enqueued.
+    """
+    limited = ctx.replays.index(_limited_of)
+    for policy in ctx.policies.index(namespace_of).keys(namespace):
+        for key in limited.first(policy, 1):
+            controller.enqueue(key)
 
 
 def _has_run(replay: Body, ctx: Context) -> bool:
@@ -136,9 +169,11 @@ def _has_run(replay: Body, ctx: Context) -> bool:
     return find_application(replay, ctx) is not None
 
 
-def limited_in(run: Body) -> str | None:
-    """Return the namespace of a Replay or Inspection that waits for another one to end."""
-    return namespace_of(run) if reason(run) == Reason.TOO_MANY_RUNS else None
+def _limited_of(replay: Body | None) -> Key | None:
+    """Return the policy of a Replay that waits for others to end; None for other Replays."""
+    if replay is None or is_final(replay) or "deletionTimestamp" in replay["metadata"]:
+        return None
+    return policy_of(replay) if reason(replay) == Reason.TOO_MANY_RUNS else None
 
 
 def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:

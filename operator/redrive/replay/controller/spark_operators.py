@@ -330,6 +330,10 @@ APACHE = Launcher(
 )
 
 
+_ENDED_SECONDS = 86_400
+"""Time for which an ended Job with a time limit is kept, longer than an operator is away."""
+
+
 def job_manifest(job: JobApplication) -> Body:
     """Return the Job to create."""
     pod = job.pods[Role.JOB].sized()
@@ -352,13 +356,18 @@ def job_manifest(job: JobApplication) -> Body:
         "metadata": job.metadata,
         "spec": {
             "backoffLimit": job.retries,
-            **({"activeDeadlineSeconds": seconds} if (seconds := job.program.seconds) else {}),
+            **({} if job.program.seconds is None else _limits(job.program.seconds)),
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [evicted]}]},
             # The next pod starts after the last one has ended, not while it settles messages.
             "podReplacementPolicy": "Failed",
             "template": {**pod, "spec": spec},
         },
     }
+
+
+def _limits(seconds: int) -> dict[str, int]:
+    """Return the limits of a Job by which it ends and is deleted, even without its owner."""
+    return {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _ENDED_SECONDS}
 
 
 def job_run(job: Body) -> SparkRun:

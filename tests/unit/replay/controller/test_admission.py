@@ -26,7 +26,7 @@ from redrive.kube.client import Kubernetes, ReferenceNotFoundError
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
-from redrive.kube.resources import Key
+from redrive.kube.resources import POLICY_LABEL, Key
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from redrive.replay.controller import admission, launch
@@ -711,6 +711,31 @@ def test_replay_waits_while_its_namespace_has_all_its_runs(
         return
     with raises(Reason.TOO_MANY_RUNS, match=rf"BrokerConnection shop/main allows; got {runs};"):
         admit(mine, made)
+
+
+@pytest.mark.parametrize(
+    ("state", "policy_name", "refused"),
+    [("RUNNING", "orders", True), ("COMPLETED", "orders", False), ("RUNNING", "elsewhere", False)],
+)
+def test_applications_of_deleted_replays_count_until_their_end(
+    state: str, policy_name: str, *, refused: bool
+) -> None:
+    rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
+    _, application = with_application("deleted", policy_name)
+    metadata = {"creationTimestamp": "2026-01-01T00:00:00Z", "labels": {POLICY_LABEL: policy_name}}
+    application["metadata"] |= metadata
+    application["status"] = {"applicationState": {"state": state}}
+    made = ctx(
+        connections=[connection(allow=[rule])],
+        policies=[policy(), renamed(policy(connectionRef={"name": "another"}), "elsewhere")],
+        replays=[replay()],
+        applications=[application],
+    )
+    if not refused:
+        assert admit(replay(), made).job.name == "now"
+        return
+    with raises(Reason.TOO_MANY_RUNS, match="got 1;"):
+        admit(replay(), made)
 
 
 def renamed(body: dict[str, Any], name: str) -> dict[str, Any]:

@@ -188,41 +188,48 @@ async def test_changed_connection_enqueues_only_its_replays(
     await controller.stop()
 
 
-async def test_end_of_a_run_wakes_replays_that_wait_for_it(
+async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked: list[Key] = []
+    looked: list[str] = []
 
     async def look(key: Key, *_: object) -> Requeue:
-        looked.append(key)
+        looked.append(key.name)
         return Requeue.ON_CHANGE
 
-    async def rest() -> None:
+    async def seen() -> list[str]:
         for _ in range(20):
             await asyncio.sleep(0)
+        return [looked.pop(0) for _ in tuple(looked)]
+
+    def of_policy(name: str, policy: str, reason: str = "TooManyRuns") -> dict[str, Any]:
+        condition = {"type": "Ready", "status": "False", "reason": reason}
+        spec = {"mode": "Plan", "policyRef": {"name": policy}}
+        return replay(name, spec=spec, status={"conditions": [condition]})
 
     monkeypatch.setattr(handlers, "reconcile", look)
-    limited = {"type": "Ready", "status": "False", "reason": "TooManyRuns"}
-    waiting = replay("waiting", spec={"policyRef": {"name": "b"}}, status={"conditions": [limited]})
-    other = replay("other", spec={"policyRef": {"name": "c"}})
-    running = replay("running", spec={"policyRef": {"name": "a"}})
+    waiting = [of_policy(f"{name}-{n}", name) for name in ("a", "b") for n in range(9)]
+    other, running = of_policy("other", "d", "Progressing"), of_policy("running", "c", "Running")
     metadata = {"namespace": "shop", "name": launch.name_of(running), "uid": "u"}
-    application = {"metadata": metadata | {"resourceVersion": "1"}}
-    made = ctx(replays=[waiting, other, running], applications=[application])
+    created = {"resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    application = {"metadata": metadata | created}
+    policies = [policy() | {"metadata": policy()["metadata"] | {"name": name}} for name in "abc"]
+    made = ctx(replays=[*waiting, other, running], applications=[application], policies=policies)
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
-    await rest()
-    looked.clear()
+    assert len(await seen()) == 20
     made.replays.drop(other)  # thousands that never ran may be deleted at once
-    await rest()
-    assert looked == [Key("shop", "other")]
-    looked.clear()
+    assert await seen() == ["other"]
     made.replays.drop(running)
-    await rest()
-    assert looked == [Key("shop", "running"), Key("shop", "waiting")]
-    made.applications[resources.SPARK_APPLICATIONS].drop(application)
-    await rest()
-    assert looked[2:] == [Key("shop", "waiting")]
+    assert await seen() == ["running", "a-0", "b-0"]
+    # This one runs now, or waits for something else, so the next one is tried.
+    made.replays.put(of_policy("a-0", "a", "Progressing"))
+    assert await seen() == ["a-1", "b-0"]
+    applications = made.applications[resources.SPARK_APPLICATIONS]
+    applications.put({**application, "status": {"applicationState": {"state": "COMPLETED"}}})
+    assert await seen() == ["a-1", "b-0"]
+    applications.drop(application)
+    assert await seen() == ["a-1", "b-0"]
     await controller.stop()
 
 
