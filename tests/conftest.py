@@ -7,12 +7,13 @@ a second sandbox. Tests fail if their sandbox does not start.
 
 from __future__ import annotations
 
+import gc
 import json
 import secrets
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
@@ -38,6 +39,13 @@ settings.register_profile(
 )
 settings.register_profile(
     "redrive", settings.get_profile("explore"), derandomize=True, max_examples=50
+)
+# For `make mutants`: no time is spent on making a failing example small.
+settings.register_profile(
+    "mutants",
+    settings.get_profile("redrive"),
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
 )
 settings.load_profile("redrive")
 
@@ -99,6 +107,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         running: Path | None = config.getoption("--sandbox")
         config.stash[BEFORE] = [] if running is None else Processes(running).names()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Collect all tests without the garbage collector, which would search them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

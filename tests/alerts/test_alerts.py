@@ -27,7 +27,9 @@ RULES = CHART / "alerts.yaml"
 TESTS = Path(__file__).with_name("alerts.yaml")
 CHECKS = "promql_expr_test"
 ALERTS: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]
+    rule
+    for group in yaml.load(RULES.read_text("utf-8"), yaml.CSafeLoader)["groups"]
+    for rule in group["rules"]
 ]
 LABELS = (
     '{policy="orders", policy_namespace="shop", source_topic="persistent://shop/prod/orders", '

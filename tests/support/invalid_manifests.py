@@ -16,11 +16,11 @@ from redrive.api import API_VERSION
 _TESTS = Path(__file__).parents[1]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """A loader with `!times [count, value]`: a string or a list, repeated."""
 
 
-def _times(loader: yaml.SafeLoader, node: yaml.Node) -> Any:  # noqa: ANN401 - a string or a list
+def _times(loader: _Loader, node: yaml.Node) -> Any:  # noqa: ANN401 - a string or a list
     assert isinstance(node, yaml.SequenceNode)
     count, value = loader.construct_sequence(node, deep=True)
     return value * count

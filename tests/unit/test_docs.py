@@ -44,10 +44,6 @@ SEARCHED = (
     "drift detection",
 )
 """Usual names of concepts: a search for each finds its design page and its module."""
-DOCSTRINGS = [
-    " ".join((ast.get_docstring(ast.parse(module.read_text("utf-8"))) or "").lower().split())
-    for module in MODULES
-]
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")
@@ -234,7 +230,14 @@ def test_tests_named_by_pages_exist() -> None:
         assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{file}::{name}"
 
 
+@pytest.fixture(scope="module")
+def docstrings() -> list[str]:
+    """The docstring of each module of the package, in one line."""
+    texts = (ast.get_docstring(ast.parse(module.read_text("utf-8"))) for module in MODULES)
+    return [" ".join((text or "").lower().split()) for text in texts]
+
+
 @pytest.mark.parametrize("term", SEARCHED)
-def test_concept_is_found_by_its_usual_name(term: str) -> None:
+def test_concept_is_found_by_its_usual_name(term: str, docstrings: list[str]) -> None:
     assert any(term in page.read_text("utf-8").lower() for page in DESIGN)
-    assert any(term in docstring for docstring in DOCSTRINGS)
+    assert any(term in docstring for docstring in docstrings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 import pytest
@@ -11,8 +12,13 @@ from redrive import middleware, testing
 from release import python_reference
 from tests.unit.test_docs import LINK
 
-PAGES = python_reference.render()
-CONSUMERS = PAGES["reference/python/consumers.md"]
+Pages = Mapping[str, str]
+CONSUMERS = "reference/python/consumers.md"
+
+
+@pytest.fixture(scope="module")
+def pages() -> Pages:
+    return python_reference.render()
 
 
 def section(page: str, heading: str) -> str:
@@ -31,25 +37,25 @@ def section(page: str, heading: str) -> str:
         ("redrive.opentelemetry", ["Tracing", "follow"]),
     ],
 )
-def test_each_public_name_is_described_once(module: str, public: list[str]) -> None:
+def test_each_public_name_is_described_once(module: str, public: list[str], pages: Pages) -> None:
     parts = [part for part in python_reference.parts() if part.module == module]
     shared = {"Done"} if module == "redrive.middleware" else set()  # the same as redrive.Done
     assert sorted(name for part in parts for name in part.values) == sorted(set(public) - shared)
     for part in parts:
-        page = PAGES[f"reference/python/{part.page}"]
+        page = pages[f"reference/python/{part.page}"]
         for name in part.values:
             assert len(section(page, name).split()) > 4, name
 
 
-def test_links_of_the_reference_have_targets() -> None:
+def test_links_of_the_reference_have_targets(pages: Pages) -> None:
     anchors = {
         f"{place}#{line.lstrip('# ').replace('.', '').lower()}"
-        for place, text in PAGES.items()
+        for place, text in pages.items()
         for line in text.splitlines()
         if line.startswith("#")
     }
     links = 0
-    for place, text in PAGES.items():
+    for place, text in pages.items():
         for link in LINK.findall(text):
             page, hash_sign, anchor = link.partition("#")
             if hash_sign and (page.startswith("python/") or "/" not in page):
@@ -59,22 +65,22 @@ def test_links_of_the_reference_have_targets() -> None:
     assert links > 100
 
 
-def test_signature_has_options_and_values_of_constants() -> None:
-    consumer = section(CONSUMERS, "RetryConsumer")
+def test_signature_has_options_and_values_of_constants(pages: Pages) -> None:
+    consumer = section(pages[CONSUMERS], "RetryConsumer")
     assert "\n    ack_timeout: float | timedelta | None = ...,\n" in consumer
     assert "\n    timeout: float | timedelta | None = timedelta(seconds=60),\n" in consumer
-    policy = section(PAGES["reference/python/policies.md"], "Policy")
+    policy = section(pages["reference/python/policies.md"], "Policy")
     assert "\n    max_retries: int = 16,\n" in policy
     assert "\n    topic: naming.TopicName | str,\n" in policy
 
 
-def test_sections_of_a_docstring_become_tables() -> None:
-    receive = section(CONSUMERS, "RetryConsumer").split("### RetryConsumer.receive\n")[1]
+def test_sections_of_a_docstring_become_tables(pages: Pages) -> None:
+    receive = section(pages[CONSUMERS], "RetryConsumer").split("### RetryConsumer.receive\n")[1]
     assert "| error | meaning |\n|---|---|\n| [`ConsumerStoppedError`](errors.md#" in receive
 
 
-def test_inherited_members_are_described_at_their_base() -> None:
-    tests = section(PAGES["reference/python/tests-without-a-broker.md"], "InMemoryConsumer")
+def test_inherited_members_are_described_at_their_base(pages: Pages) -> None:
+    tests = section(pages["reference/python/tests-without-a-broker.md"], "InMemoryConsumer")
     assert "Base: [`RetryConsumer`](consumers.md#retryconsumer)." in tests
     assert "### InMemoryConsumer.dead_letters" in tests
     assert "### InMemoryConsumer.reconsume_later" not in tests
