@@ -37,11 +37,14 @@ class Objects:
     Args:
         kubeconfig: the address of the API server, and the credentials.
         kinds: a file that caches the kinds of the cluster.
+        user: the user that each call impersonates, if the credentials permit it.
     """
 
-    def __init__(self, kubeconfig: Path, kinds: Path) -> None:
+    def __init__(self, kubeconfig: Path, kinds: Path, user: str = "") -> None:
         client = new_client_from_config(str(kubeconfig))  # type: ignore[no-untyped-call]
         self._api = DynamicClient(client, cache_file=str(kinds))  # type: ignore[no-untyped-call]
+        if user:
+            client.set_default_header("Impersonate-User", user)
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
         """Return an object.
@@ -51,8 +54,10 @@ class Objects:
         """
         return _answer(self._kind(kind).get, name=name, namespace=namespace)
 
-    def list(self, kind: str, namespace: str, fields: str = "") -> list[dict[str, Any]]:
-        """Return the objects of a namespace that match the field selector *fields*.
+    def list(
+        self, kind: str, namespace: str | None = None, fields: str = ""
+    ) -> list[dict[str, Any]]:
+        """Return the objects of a namespace, or of all, that match the field selector *fields*.
 
         Raises:
             SandboxError: reading them is forbidden.
@@ -92,13 +97,43 @@ class Objects:
             **_strictly(body["metadata"].get("namespace", namespace), dry_run=True),
         )
 
-    def create(self, body: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
+    def create(
+        self, body: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False
+    ) -> dict[str, Any]:
         """Create an object, and return the stored object. Unknown fields are refused.
+
+        Args:
+            body: the whole object.
+            namespace: of an object that is namespaced and has none.
+            dry_run: validate and return the object without storing it.
 
         Raises:
             SandboxError: it was refused, or already exists.
         """
-        return _answer(self._kind_of(body).create, body=dict(body), **_strictly(namespace))
+        options = _strictly(namespace, dry_run=dry_run)
+        return _answer(self._kind_of(body).create, body=dict(body), **options)
+
+    def patch(
+        self,
+        kind: str,
+        name: str,
+        change: Mapping[str, Any],
+        namespace: str | None = None,
+        subresource: str = "",
+    ) -> dict[str, Any]:
+        """Change an object, or a subresource of it, by a merge patch; return the stored object.
+
+        Raises:
+            SandboxError: it does not exist, or the change was refused.
+        """
+        resource = self._kind(kind)
+        return _answer(
+            (resource.subresources[subresource] if subresource else resource).patch,
+            body=dict(change),
+            name=name,
+            namespace=namespace,
+            content_type="application/merge-patch+json",
+        )
 
     def create_namespace(self, name: str) -> None:
         """Create a namespace.

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+
+def pauses(seconds: float, first: float = 0.1, longest: float = 0.5) -> Iterator[None]:
+    """Pause before each further check of a lasting state, longer each time: a check costs a call.
+
+    Ends after so many *seconds*.
+    """
+    deadline, pause = time.monotonic() + seconds, first
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(pause)
+        pause = min(pause * 1.25, longest)
 
 LONGEST_PAUSE = 1.0
 

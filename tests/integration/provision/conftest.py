@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from urllib.parse import quote
 import pytest
 
 from redrive.provision.desired import BUCKETS_SINCE
+from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 from tests.support.connections import changed
+from tests.support.waiting import pauses
 
 SECONDS = 180
 UNREACHABLE = "BrokerUnreachable"
@@ -140,23 +143,25 @@ class Shop:
 
     def reaches(self, name: str, reason: str, kind: str = "retrypolicy") -> dict[str, Any]:
         """Return the object, once its Ready condition has *reason* for the current generation."""
-        deadline = time.monotonic() + SECONDS
-        while True:
+        for _ in pauses(SECONDS):
             body = self.get(kind, name)
             status = body.get("status", {})
             reasons = [c["reason"] for c in status.get("conditions", []) if c["type"] == "Ready"]
             current = status.get("observedGeneration") == body["metadata"]["generation"]
             if current and reasons == [reason]:
                 return body
-            assert time.monotonic() < deadline, f"{kind} {name} is not {reason}: {status}"
-            time.sleep(0.1)
+        pytest.fail(f"{kind} {name} is not {reason}: {status}")
 
-    def reaches_condition(self, name: str, kind: str) -> dict[str, Any]:
-        """Return the condition *kind* of a RetryPolicy, once it is True."""
-        self.kubectl(
-            "wait", f"retrypolicy/{name}", f"--for=condition={kind}", f"--timeout={SECONDS}s"
-        )
-        return self.condition(name, kind)
+    def reaches_condition(
+        self, name: str, condition: str, kind: str = "retrypolicy"
+    ) -> dict[str, Any]:
+        """Return a condition of an object, once it is True."""
+        for _ in pauses(SECONDS):
+            status = self.get(kind, name).get("status", {})
+            for current in status.get("conditions", []):
+                if (current["type"], current["status"]) == (condition, "True"):
+                    return dict(current)
+        pytest.fail(f"{name} has no condition {condition}: {status}")
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         """The current condition *kind* of a RetryPolicy."""
@@ -170,17 +175,55 @@ class Shop:
     def events(self, name: str) -> list[tuple[str, str, str]]:
         """Type, reason and message of the Events about a RetryPolicy, in no order."""
         about = f"involvedObject.kind=RetryPolicy,involvedObject.name={name}"
-        written = self.cluster.objects.list("event", self.namespace, about)
+        written = self.objects("event", about)
         return [(e["type"], e["reason"], e["message"]) for e in written]
 
     def request_reconcile(self, name: str) -> None:
         """Request a reconcile of a RetryPolicy."""
-        annotation = f"redrive.io/reconcile-requested-at={time.time()}"
-        self.kubectl("annotate", "--overwrite", "retrypolicy", name, annotation)
+        self.annotate(name, reconcile_requested_at=f"{time.time()}")
 
-    def delete(self, name: str) -> None:
-        """Delete a RetryPolicy, or `--all`, and wait until they are gone."""
-        self.kubectl("delete", "retrypolicy", name, f"--timeout={SECONDS}s")
+    def annotate(self, name: str, kind: str = "retrypolicy", **annotations: str | None) -> None:
+        """Set annotations of redrive, written with `_` for `-`; None removes one."""
+        names = {f"redrive.io/{n.replace('_', '-')}": value for n, value in annotations.items()}
+        change = {"metadata": {"annotations": names}}
+        self.cluster.objects.patch(kind, name, change, self.namespace)
+
+    def delete(self, name: str, kind: str = "retrypolicy") -> None:
+        """Delete an object, and wait until it is gone."""
+        self.start_deletion(name, kind)
+        self.wait_until_gone(name, kind)
+
+    def delete_all(self, kind: str = "retrypolicy") -> None:
+        """Delete all objects of a kind, and wait until they are gone."""
+        names = [body["metadata"]["name"] for body in self.objects(kind)]
+        for name in names:
+            self.start_deletion(name, kind)
+        for name in names:
+            self.wait_until_gone(name, kind)
+
+    def start_deletion(self, name: str, kind: str = "retrypolicy") -> None:
+        """Delete an object without waiting for its finalizers."""
+        self.cluster.objects.delete(kind, name, self.namespace)
+
+    def wait_until_gone(self, name: str, kind: str = "retrypolicy") -> None:
+        """Wait until an object is gone."""
+        for _ in pauses(SECONDS):
+            if not self.objects(kind, f"metadata.name={name}"):
+                return
+        pytest.fail(f"{kind} {name} is not deleted: {self.get(kind, name)}")
+
+    def objects(self, kind: str, fields: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind that match a field selector."""
+        return self.cluster.objects.list(kind, self.namespace, fields)
+
+    def delete_namespace(self) -> None:
+        """Delete the Kubernetes namespace with its objects, and wait until it is gone."""
+        objects = self.cluster.objects
+        objects.delete("namespace", self.namespace)
+        for _ in pauses(SECONDS):
+            if not objects.list("namespace", fields=f"metadata.name={self.namespace}"):
+                return
+        pytest.fail(f"not deleted: {objects.get('namespace', self.namespace)}")
 
     def let_a_second_pass(self) -> None:
         """Ensure that later objects are younger than existing ones: ages are whole seconds."""
@@ -192,22 +235,19 @@ class Shop:
 
     def event_message(self, name: str, reason: str) -> str:
         """Return the message of the only Event of *reason* about a RetryPolicy, once it exists."""
-        deadline = time.monotonic() + SECONDS
-        while not (messages := self._event_messages(name, reason)):
-            assert time.monotonic() < deadline, f"no Event {reason} about {name}"
-            time.sleep(0.1)
-        (message,) = messages
-        return message
+        for _ in pauses(SECONDS):
+            if messages := self._event_messages(name, reason):
+                (message,) = messages
+                return message
+        pytest.fail(f"no Event {reason} about {name}")
 
     def wait_for_events(self, name: str, reason: str, *parts: str) -> None:
         """Wait until the Events of *reason* about a RetryPolicy contain all *parts*."""
-        deadline = time.monotonic() + SECONDS
-        while True:
+        for _ in pauses(SECONDS):
             messages = "; ".join(self._event_messages(name, reason))
             if all(part in messages for part in parts):
                 return
-            assert time.monotonic() < deadline, messages
-            time.sleep(0.1)
+        pytest.fail(messages)
 
     def _event_messages(self, name: str, reason: str) -> list[str]:
         return [event[2] for event in self.events(name) if event[1] == reason]
@@ -286,12 +326,19 @@ def make_shop(broker: Broker, cluster: Cluster, operator_process: Path) -> Itera
 
     yield make
     for name in namespaces:
-        cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+        end(cluster, name)
+
+
+def end(cluster: Cluster, namespace: str) -> None:
+    """Delete a Kubernetes namespace unless a test has deleted it, without waiting."""
+    with suppress(SandboxError):
+        cluster.objects.delete("namespace", namespace)
 
 
 @pytest.fixture
-def shop(make_shop: MakeShop) -> Shop:
-    """A shop for one test, with a connection."""
+def shop(make_shop: MakeShop) -> Iterator[Shop]:
+    """A shop for one test, with a connection. After it the operator polls its topics no more."""
     shop = make_shop()
     shop.connection()
-    return shop
+    yield shop
+    end(shop.cluster, shop.namespace)

@@ -111,11 +111,11 @@ def test_deletion_waits_until_consumers_disconnect(doomed: Shop) -> None:
     retry = doomed.topic("used-fulfilment-RETRY")
     with client(doomed.broker) as opened:
         opened.subscribe(retry, "fulfilment", consumer_type=pulsar.ConsumerType.Shared)
-        doomed.kubectl("delete", "retrypolicy", "used", "--wait=false")
+        doomed.start_deletion("used")
         waits = ready_condition(doomed, "used", "InUse")
         assert f"got '{retry}: 1 consumers, 0 producers'; stop these clients" in waits["message"]
         assert topics(doomed, "used") == {"RETRY", "DLQ"}
-    doomed.kubectl("wait", "--for=delete", "retrypolicy/used", f"--timeout={SECONDS}s")
+    doomed.wait_until_gone("used")
     assert topics(doomed, "used") == set()
 
 
@@ -140,11 +140,11 @@ def test_blocked_deletion_shows_reason_and_can_be_skipped(doomed: Shop) -> None:
         "going", adminURL="http://127.0.0.1:1", policyDefaults={"deletionPolicy": "Delete"}
     )
     doomed.reaches("stuck", "BrokerUnreachable")
-    doomed.kubectl("delete", "retrypolicy", "stuck", "--wait=false")
+    doomed.start_deletion("stuck")
     condition = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")
     assert "redrive.io/skip-cleanup=true" in condition["message"]
-    doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/skip-cleanup=true")
-    doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", f"--timeout={SECONDS}s")
+    doomed.annotate("stuck", skip_cleanup="true")
+    doomed.wait_until_gone("stuck")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
     assert "skips the cleanup" in doomed.event_message("stuck", "CleanupAbandoned")
 
@@ -156,7 +156,7 @@ def test_deleted_namespace_with_its_connection_deletes_topics(
     shop.connection()
     for number in range(3):
         provision(shop, f"orders-{number}", deletionPolicy="Delete")
-    shop.kubectl("delete", "namespace", shop.namespace, f"--timeout={SECONDS}s")
+    shop.delete_namespace()
     assert set(shop.topics()) == {shop.topic(f"orders-{number}") for number in range(3)}
 
 

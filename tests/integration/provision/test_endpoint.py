@@ -78,10 +78,8 @@ def test_forged_replay_status_breaks_no_scrape_and_is_replaced(
         "run": {"counts": {"moved": -5}},
         "conditions": [condition | {"lastTransitionTime": "0000-01-01T00:00:00Z"}],
     }
-    shop.kubectl(
-        "patch", "replay", "forged", "--subresource=status", "--type=merge",
-        "--patch", json.dumps({"status": forged}),
-    )  # fmt: skip
+    objects = shop.cluster.objects
+    objects.patch("replay", "forged", {"status": forged}, shop.namespace, "status")
     assert shop.get("replay", "forged")["status"].items() >= forged.items()
     labels = f'phase="Completed",policy="random",policy_namespace="{shop.namespace}"'
     ended = f"redrive_replays{{{labels}}} 1.0"
@@ -93,7 +91,7 @@ def test_forged_replay_status_breaks_no_scrape_and_is_replaced(
         r'^redrive_objects\{condition="Other",kind="Replay",reason="Other"', shown, re.MULTILINE
     )
     assert "Reason1" not in shown
-    shop.kubectl("annotate", "replay", "forged", "redrive.io/reconcile-requested-at=now")
+    shop.annotate("forged", "replay", reconcile_requested_at="now")
     while "completionTime" in shop.get("replay", "forged")["status"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)

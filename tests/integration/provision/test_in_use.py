@@ -31,11 +31,11 @@ def protected(shop: Shop, *, used: bool = True) -> None:
 
 def gone(shop: Shop) -> None:
     """Wait until the connection is gone."""
-    shop.kubectl("wait", "brokerconnection/main", "--for=delete", f"--timeout={SECONDS}s")
+    shop.wait_until_gone("main", "brokerconnection")
 
 
 def ask_to_delete(shop: Shop) -> None:
-    shop.kubectl("delete", "brokerconnection", "main", "--wait=false")
+    shop.start_deletion("main", "brokerconnection")
 
 
 def test_connection_is_deleted_after_its_last_policy(shop: Shop, make_shop: MakeShop) -> None:
@@ -54,12 +54,7 @@ def test_connection_is_deleted_after_its_last_policy(shop: Shop, make_shop: Make
     protected(shop)
 
     ask_to_delete(shop)
-    shop.kubectl(
-        "wait",
-        "brokerconnection/main",
-        "--for=condition=DeletionBlocked",
-        f"--timeout={SECONDS}s",
-    )
+    shop.reaches_condition("main", "DeletionBlocked", "brokerconnection")
     status = json.dumps(shop.get("brokerconnection", "main")["status"])
     assert "got RetryPolicy orders, 1 of other namespaces; delete them" in status
     assert "hidden" not in status
@@ -102,8 +97,9 @@ def test_namespace_is_deleted_in_any_order_of_its_objects(shop: Shop, first: str
     shop.ready()
     protected(shop)
     if first != "all":
-        shop.kubectl("delete", first, "--all", "--wait=false")
-    shop.cluster.kubectl("delete", "namespace", shop.namespace, f"--timeout={SECONDS}s")
+        for body in shop.objects(first):
+            shop.start_deletion(body["metadata"]["name"], first)
+    shop.delete_namespace()
     assert not [name for name in shop.topics() if name.endswith(("-RETRY", "-DLQ"))]
 
 

@@ -49,7 +49,7 @@ def test_policies_of_an_open_broker_are_provisioned_and_deleted(
             (status["deadLetterTopic"], "redrive"),
         ):
             assert shop.request("GET", f"{rest_path(topic)}/subscriptions") == [subscription]
-    shop.delete("--all")
+    shop.delete_all()
     assert set(shop.topics()) == {shop.topic("orders")} | {
         f"{shop.topic('orders')}-partition-{number}" for number in range(2)
     }

@@ -43,9 +43,7 @@ def test_created_topics_record_their_origin_and_owner(busy: Shop, partitions: in
     busy.create_topic(busy.topic(name), partitions)
     busy.policy(name, topic=busy.topic(name))
     status = busy.ready(name)["status"]
-    system = json.loads(busy.cluster.kubectl("get", "namespaces", "kube-system", "--output=json"))[
-        "metadata"
-    ]["uid"]
+    system = busy.cluster.objects.get("namespace", "kube-system")["metadata"]["uid"]
     # Where redrive sets a tick, it records that the topic had none before.
     tick = {"delayedDeliveryTick": None} if keeps_ticks(busy.broker) else {}
     for topic, may, replaced in (
@@ -133,12 +131,14 @@ def test_topic_of_another_cluster_is_refused_until_released(
 
 def test_deleted_config_map_of_another_owner_is_replaced_at_once(busy: Shop) -> None:
     busy.create_topic(busy.topic("room"))
-    busy.kubectl("create", "configmap", "room-redrive")
     # As with a policy created again before the former ConfigMap is garbage-collected.
-    busy.kubectl("label", "configmap", "room-redrive", "app.kubernetes.io/managed-by=redrive")
+    labels = {"app.kubernetes.io/managed-by": "redrive"}
+    metadata = {"name": "room-redrive", "labels": labels}
+    former = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    busy.cluster.objects.create(former, busy.namespace)
     busy.policy("room", topic=busy.topic("room"))
     busy.reaches("room", "ConfigMapNotOurs")
-    busy.kubectl("delete", "configmap", "room-redrive")
+    busy.start_deletion("room-redrive", "configmap")
     busy.ready("room")  # only the deletion causes an attempt that soon
 
 
@@ -236,11 +236,10 @@ def test_handover_moves_all_topics_of_a_policy(busy: Shop) -> None:
     marks = [properties(busy, topic) for topic in topics]
     owner = marks[0]["redrive.io/owner"]
     successor = owner.replace(owner.partition("/")[0], "green")
-    annotation = "redrive.io/hand-over-to"
-    busy.kubectl("annotate", "retrypolicy", "blue", f"{annotation}=green")
+    busy.annotate("blue", hand_over_to="green")
     busy.reaches("blue", "HandedOver")
     assert {properties(busy, topic)["redrive.io/owner"] for topic in topics} == {successor}
-    busy.kubectl("annotate", "retrypolicy", "blue", f"{annotation}-")
+    busy.annotate("blue", hand_over_to=None)
     busy.reaches("blue", "OwnerConflict")
 
     for topic in topics:  # returned one after the other
@@ -280,7 +279,7 @@ def test_dead_letters_of_another_namespace_cannot_be_taken(
     )
     conditions = str(other.reaches("thief", "OwnerConflict")["status"]["conditions"])
     assert "take-over-from" not in conditions
-    other.kubectl("annotate", "retrypolicy", "thief", f"redrive.io/take-over-from={name}")
+    other.annotate("thief", take_over_from=name)
     other.request_reconcile("thief")
     time.sleep(2)
     other.reaches("thief", "OwnerConflict")

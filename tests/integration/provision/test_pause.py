@@ -12,7 +12,6 @@ from redrive.cli.diff import diff
 from redrive.policy import codec
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import MakeShop, Shop
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def test_paused_policy_writes_nothing_until_resumed(calm: Shop) -> None:
     topic = calm.topic("paused")
     calm.policy("paused", topic=topic, maxRetries=3)
     calm.ready("paused")
-    calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused=true")
+    calm.annotate("paused", paused="true")
     calm.reaches_condition("paused", "Paused")
     calm.ready("paused")
     before = calm.dump()
@@ -42,12 +41,12 @@ def test_paused_policy_writes_nothing_until_resumed(calm: Shop) -> None:
     calm.reaches("paused", "Paused")
     assert calm.dump() == before
     assert retries(calm, "paused") == 3
-    calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused-")
+    calm.annotate("paused", paused=None)
     status = calm.ready("paused")["status"]
     assert "Paused" not in {c["type"] for c in status["conditions"]}
     assert (status["effective"]["maxRetries"], retries(calm, "paused")) == (5, 5)
     assert calm.dump() != before
-    calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused=true")
+    calm.annotate("paused", paused="true")
     after = calm.dump()
     calm.delete("paused")
     assert calm.dump() == after
@@ -68,7 +67,7 @@ def test_observing_policy_plans_changes_and_applies_none(calm: Shop) -> None:
     drift = calm.reaches_condition("seen", "DriftDetected")["message"]
     assert f"with managementPolicy Manage redrive would have created {retry}" in drift
     assert calm.dump() == before
-    assert "seen-redrive" not in calm.kubectl("get", "configmaps", "--output=name")
+    assert calm.objects("configmap", "metadata.name=seen-redrive") == []
     calm.policy("seen", topic=topic)
     assert "plannedChanges" not in calm.ready("seen")["status"]
     after = calm.dump()
@@ -102,4 +101,4 @@ def test_diff_observes_a_new_policy_and_deletes_it(
     assert (result.return_value, result.stderr) == (1, "")
     assert f"+broker: created {calm.topic('new-fulfilment-RETRY')}" in result.stdout
     assert calm.dump() == before
-    wait_until(lambda: "/new\n" not in calm.kubectl("get", "retrypolicies", "--output=name"))
+    calm.wait_until_gone("new")

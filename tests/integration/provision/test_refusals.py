@@ -14,6 +14,7 @@ Shop = Any  # of the conftest
 Fields = dict[str, Any]
 
 GONE = "http://127.0.0.1:1"
+EMPTY = {"apiVersion": "v1", "kind": "ConfigMap"}
 
 
 def token_of(secret: str) -> Fields:
@@ -100,7 +101,7 @@ def keep_subscriptions(shop: Shop) -> None:
 
 def rename_topics(shop: Shop) -> None:
     """Create the policy again: its names are immutable."""
-    shop.kubectl("delete", "retrypolicy", "three-topics", "--timeout=20s")
+    shop.delete("three-topics")
     shop.policy("three-topics", connectionRef={"name": "three-topics"}, subscription="three-topics")
 
 
@@ -265,9 +266,9 @@ CASES = {
     "config-map-not-ours": Case(
         "ConfigMapNotOurs",
         ("got 'config-map-not-ours-redrive'", "delete or rename that ConfigMap"),
-        lambda shop: shop.kubectl("delete", "configmap", "config-map-not-ours-redrive"),
+        lambda shop: shop.start_deletion("config-map-not-ours-redrive", "configmap"),
         stalls=True,
-        prepare=lambda shop: shop.kubectl("create", "configmap", "config-map-not-ours-redrive"),
+        prepare=lambda shop: shop.apply({"config-map-not-ours-redrive": EMPTY}),
     ),
 }
 

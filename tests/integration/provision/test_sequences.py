@@ -103,7 +103,7 @@ def test_connected_client_blocks_deletion_of_sequences_topic(shop: Shop) -> None
     topic = sequences_topic(shop, "used")
     with client(shop.broker) as opened:
         opened.create_producer(topic)
-        shop.kubectl("delete", "retrypolicy", "used", "--wait=false")
+        shop.start_deletion("used")
         condition = wait_until_in_use(shop, "used")
         assert topic in condition["message"]
         assert topic in shop.topics()

@@ -38,6 +38,12 @@ SEQUENCED = {
 }
 NOT_YET = frozenset({"PolicyNotFound", "PolicyNotReady"})
 """Reasons of a Replay whose policy is not Ready yet."""
+RUNS = (
+    "job.batch",
+    "sparkapplication.sparkoperator.k8s.io",
+    "sparkapplication.spark.apache.org",
+)
+"""The kinds of runs of Replays."""
 SEED = 10
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 
@@ -258,10 +264,8 @@ def forged_statuses(chosen: random.Random) -> Iterator[dict[str, Any]]:
 
 def forge(shop: Shop, name: str, status: dict[str, Any]) -> None:
     """Write the status of a Replay."""
-    shop.kubectl(
-        "patch", "replay", name, "--subresource=status", "--type=merge",
-        f"--patch={json.dumps({'status': status})}",
-    )  # fmt: skip
+    change = {"status": status}
+    shop.cluster.objects.patch("replay", name, change, shop.namespace, "status")
 
 
 def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -309,14 +313,14 @@ def test_replay_cannot_use_topics_of_another_namespace(
     forged = forged_statuses(random.Random(SEED))  # noqa: S311
     for name in list(attacks)[::4]:
         forge(attacker, f"of-{name}", next(forged))
-    annotate = ("annotate", "replay", "--all", "redrive.io/reconcile-requested-at=now")
-    attacker.kubectl(*annotate)
+    for name in attacks:
+        attacker.annotate(f"of-{name}", "replay", reconcile_requested_at="now")
     wait_until(lambda: sorted(settled(attacker, len(attacks), "replay")) == sorted(reasons))
-    runs = attacker.kubectl("get", "jobs,sparkapplications", "--output=json")
-    assert json.loads(runs)["items"] == []
+    for kind in RUNS:
+        assert attacker.objects(kind) == []
     tenants.assert_unchanged(*before)
-    attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
-    attacker.delete("--all")
+    attacker.delete_all("replay")
+    attacker.delete_all()
     tenants.assert_unchanged(*before)
 
 
@@ -334,8 +338,8 @@ def test_policies_cannot_change_topics_of_another_namespace(tenants: Tenants) ->
         | {"metadata": {"name": f"of-{name}", "namespace": attacker.namespace}}
         for name, _, _ in applied[:8]
     ]
-    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    attacker.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+    for body in objects:
+        attacker.cluster.objects.apply(body)
 
     reasons = settled(attacker, len(applied))
     tenants.assert_unchanged(*before)
@@ -344,10 +348,10 @@ def test_policies_cannot_change_topics_of_another_namespace(tenants: Tenants) ->
     assert sum(reason not in {"Provisioned", "Observed"} for reason in reasons) > 25
 
     assert tenants.named_in_conditions() == []
-    annotate = ("annotate", "retrypolicy", "--all", "--overwrite")
-    attacker.kubectl(*annotate, "redrive.io/reconcile-requested-at=again")
-    attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
-    attacker.delete("--all")
+    for name, _, _ in applied:
+        attacker.annotate(name, reconcile_requested_at="again")
+    attacker.delete_all("replay")
+    attacker.delete_all()
     tenants.assert_unchanged(*before)
     deadline = time.monotonic() + SECONDS
     while tenants.conditions() != conditions:
@@ -398,7 +402,7 @@ def test_pre_empted_names_keep_the_messages_of_others(tenants: Tenants) -> None:
         send(victim.broker, topic)
     stored = {topic: messages_of(victim, topic) for topic in topics}
     assert set(stored.values()) == {1}
-    attacker.delete("--all")
+    attacker.delete_all()
     assert {topic: messages_of(victim, topic) for topic in topics} == stored
 
 
@@ -439,8 +443,7 @@ def test_policies_without_a_working_connection_block_no_names(
         squatter.connection(authentication=missing, allow=[victim.rule("fulfilment")])
         spec = {"connectionRef": {"name": "main"}, "subscription": "fulfilment", **claim}
         metadata = {"name": "old", "namespace": squatter.namespace, "annotations": words}
-        manifest = json.dumps(redrive("RetryPolicy", spec) | {"metadata": metadata})
-        squatter.cluster.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+        squatter.cluster.objects.apply(redrive("RetryPolicy", spec) | {"metadata": metadata})
         squatter.reaches("old", reason)
         squatters.append(squatter)
     victim.let_a_second_pass()

@@ -82,6 +82,16 @@ async def test_first_operator_leads_while_it_renews(
     assert not two.fence.is_open()
 
 
+async def test_standby_takes_over_within_20_seconds(
+    one: Operator, two: Operator, clock: Clock
+) -> None:
+    await one.lease.try_to_take()
+    last = clock.now
+    while not await two.lease.try_to_take():
+        clock.now += RENEW_SECONDS
+    assert clock.now - last <= 20
+
+
 async def test_unchanged_lease_is_taken_over_after_its_duration(
     one: Operator, two: Operator, api: FakeKubernetes, clock: Clock
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from redrive.admin import granting
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
@@ -158,6 +160,24 @@ async def test_policies_awaiting_one_topic_share_its_reads(
         assert (await look()).actions
 
 
+async def test_new_policies_are_granted_rights_in_one_call(
+    connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(granting, "MAX_GAP_SECONDS", 60.0)
+    names = [f"orders-{number}" for number in range(5)]
+    bodies = [policy(name, topic=f"persistent://shop/prod/{name}") for name in names]
+    async with broker_of_shop(*names) as (broker, admin):
+        ctx = make_world(admin, connection, *bodies)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+        await asyncio.gather(*(converge(resolve(b, ctx), b, ctx, conflicts) for b in bodies))
+    assert broker.writes.count(("POST", "namespaces/grantPermissionsOnTopics")) == 1
+    granted = broker.namespaces["shop/prod"].grants
+    for name in names:
+        for kind, rights in (("RETRY", {"consume", "produce"}), ("DLQ", {"produce"})):
+            topic = f"persistent://shop/prod/{name}-fulfilment-{kind}"
+            assert set(granted[topic]["fulfilment"]) == rights
+
+
 async def test_new_policy_ignores_cached_missing_topic(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
@@ -260,15 +280,22 @@ async def test_policy_with_timed_annotation_is_reconciled_again(  # noqa: PLR091
 
 
 @asynccontextmanager
+async def broker_of_shop(*names: str) -> AsyncIterator[tuple[FakeBroker, Admin]]:
+    """A broker with replicated source topics, and a client of it."""
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        replicated = {"replication_clusters": ["here", "there"]}
+        topics = {name: Topic(2, {}) for name in names}
+        broker.namespaces = {"shop/prod": Namespace(topics, {}, replicated)}
+        yield broker, Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+
+
+@asynccontextmanager
 async def serving(
     connection: dict[str, Any], body: Body
 ) -> AsyncIterator[tuple[FakeBroker, Callable[[], Awaitable[Converged]]]]:
     """A broker with a replicated source topic, and a function that reconciles a policy."""
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        replicated = {"replication_clusters": ["here", "there"]}
-        broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})}, {}, replicated)}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+    async with broker_of_shop("orders") as (broker, admin):
         ctx = make_world(admin, connection, body)
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
 
@@ -314,8 +341,8 @@ async def test_refused_unload_does_not_fail_the_policy(
     assert "not for this role" in result["error"]
 
 
-def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401
-    """Return the context of a reconcile."""
+def make_world(admin: Admin, connection: dict[str, Any], *policies: Body) -> Any:  # noqa: ANN401
+    """Return the context of reconciles of *policies*."""
     spec = BrokerConnectionSpec.model_validate(connection)
     through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
 
@@ -323,10 +350,11 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
         return Connection(Key(namespace, ref.name), spec, admin)
 
     kubernetes = FakeKubernetes()
-    kubernetes.add(POLICIES, body)
+    for body in policies:
+        kubernetes.add(POLICIES, body)
     return SimpleNamespace(
         kubernetes=kubernetes,
-        policies=Cache([body]),
+        policies=Cache(policies),
         connections=Cache([through]),
         namespaces=None,
         config_maps=Cache(),
