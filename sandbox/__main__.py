@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from sandbox import builds, installation, sandbox
@@ -41,10 +40,7 @@ def up(state: Path) -> None:
     if sandbox.is_described(state):
         started = sandbox.Sandbox.attach(state)
     else:
-        with ExitStack() as undo:
-            started = undo.enter_context(sandbox.Sandbox.start(state))
-            installation.install(started)
-            undo.pop_all()
+        started = installation.start(state)
     print(_directions(started))
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from redrive.api.crds import crds
-from sandbox import SOURCE_ROOT, chart, spark
+from sandbox import SOURCE_ROOT, chart, spark, versions
 from sandbox.process import free_port
 from sandbox.sandbox import Sandbox
 from sandbox.steps import step
@@ -26,6 +27,19 @@ VALUES: Mapping[str, Any] = {
     "replay": {"application": f"local://{_JOB}", "launchers": {"apache": True}},
 }
 """The values of the chart that the sandbox sets."""
+
+
+def start(state: Path, pulsar_version: str = versions.PULSAR) -> Sandbox:
+    """Start a sandbox with redrive, and leave it running.
+
+    Raises:
+        SandboxError: *state* is in use, or a component could not be fetched, built or started.
+    """
+    with ExitStack() as undo:
+        started = undo.enter_context(Sandbox.start(state, pulsar_version))
+        install(started)
+        undo.pop_all()
+    return started
 
 
 def install(sandbox: Sandbox) -> None:

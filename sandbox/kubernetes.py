@@ -12,13 +12,13 @@ import json
 import secrets
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import trustme
-import yaml
 
 from sandbox import builds
 from sandbox.errors import SandboxError
@@ -60,7 +60,11 @@ class Cluster:
     @cached_property
     def objects(self) -> Objects:
         """The objects of the cluster, with the administrator's rights."""
-        return Objects(self.kubeconfig, _folder(self.state) / "kinds.json")
+        return self.objects_as("")
+
+    def objects_as(self, user: str) -> Objects:
+        """The objects of the cluster, with the rights of *user*."""
+        return Objects(self.kubeconfig, _folder(self.state) / "kinds.json", user)
 
     def kubectl(
         self,
@@ -89,15 +93,16 @@ class Cluster:
             )
         return run.stdout
 
-    def define(self, definitions: str) -> None:
-        """Install CustomResourceDefinitions in YAML, and wait until they are established.
+    def define(self, definitions: Sequence[Mapping[str, Any]]) -> None:
+        """Install CustomResourceDefinitions, and wait until they are established.
 
         Raises:
             SandboxError: one was refused, or not established in time.
         """
-        self.kubectl("apply", "-f", "-", input=definitions)
-        documents = yaml.safe_load_all(definitions)
-        self.wait_for_kinds([definition["metadata"]["name"] for definition in documents])
+        # Not by server-side apply: it would conflict with Helm, which may have installed them.
+        listed = {"apiVersion": "v1", "kind": "List", "items": definitions}
+        self.kubectl("apply", "-f", "-", input=json.dumps(listed))
+        self.wait_for_kinds([definition["metadata"]["name"] for definition in definitions])
 
     def wait_for_kinds(self, names: Sequence[str]) -> None:
         """Wait until these CustomResourceDefinitions are established.

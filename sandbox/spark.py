@@ -13,6 +13,9 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from sandbox import CHECKOUT, SOURCE_ROOT, cache, spark_operator, toolchain
 from sandbox.errors import SandboxError
@@ -45,6 +48,11 @@ exec {shlex.quote(sys.executable)} "$@"
 which each process would compile again: one second of a start."""
 
 
+def definitions() -> list[dict[str, Any]]:
+    """Return the CustomResourceDefinitions of the Spark operators."""
+    return list(yaml.load_all(spark_operator.CRD.read_text("utf-8"), yaml.CSafeLoader))
+
+
 def start(
     processes: Processes,
     cluster: Cluster,
@@ -65,7 +73,7 @@ def start(
     Raises:
         SandboxError: the API could not be installed, or the stand-in did not start.
     """
-    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
+    cluster.define(definitions())
     watched = ["--namespace", *namespaces] if namespaces else []
     settings = [f"--image-env={variable}={value}" for variable, value in image().items()]
     log = processes.log(name)

@@ -2,7 +2,8 @@
 
 All workers of a run share one sandbox, started by the first test that needs it. Modules that stop,
 replace or reconfigure a part of it are marked `xdist_group("own sandbox")`: one worker runs them in
-a second sandbox. Tests fail if their sandbox does not start.
+a second sandbox. Modules that need an API server without an operator are marked
+`xdist_group("control plane")`. Tests fail if their sandbox does not start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
-from sandbox import installation, versions
+from sandbox import installation, kubernetes, versions
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.pulsar import Broker
@@ -79,6 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 OWN_SANDBOX = "own sandbox"
 """The group of modules that may stop or change the sandbox; see the top of this file."""
+CONTROL_PLANE = "control plane"
+"""The group of modules that need an API server without an operator."""
 
 
 class GroupScheduling(LoadGroupScheduling):  # type: ignore[misc]  # it has no types
@@ -186,17 +189,31 @@ def shared_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 def own_sandbox(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sandbox]:
-    """A sandbox for this worker only."""
-    with Sandbox.start(
-        tmp_path_factory.mktemp("sandbox"), request.config.getoption("--pulsar")
-    ) as started:
+    """A sandbox with redrive for this worker only."""
+    state = tmp_path_factory.mktemp("own") / "sandbox"
+    with installation.start(state, request.config.getoption("--pulsar")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An API server without a broker, for this worker only; no operator serves it."""
+    state = tmp_path_factory.mktemp("control-plane")
+    processes = Processes(state)
+    try:
+        yield kubernetes.start(state, processes)
+    finally:
+        processes.stop_all()
+
+
+def is_in_group(request: pytest.FixtureRequest, group: str) -> bool:
+    mark = request.node.get_closest_marker("xdist_group")
+    return mark is not None and group in mark.args
 
 
 @pytest.fixture(scope="module")
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    mark = request.node.get_closest_marker("xdist_group")
-    is_own = mark is not None and OWN_SANDBOX in mark.args
+    is_own = is_in_group(request, OWN_SANDBOX)
     running: Sandbox = request.getfixturevalue("own_sandbox" if is_own else "shared_sandbox")
     return running
 
@@ -216,8 +233,12 @@ def broker(sandbox: Sandbox) -> Broker:
 
 
 @pytest.fixture(scope="module")
-def cluster(sandbox: Sandbox) -> Cluster:
-    return sandbox.cluster
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    if is_in_group(request, CONTROL_PLANE):
+        alone: Cluster = request.getfixturevalue("control_plane")
+        return alone
+    running: Sandbox = request.getfixturevalue("sandbox")
+    return running.cluster
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def rendered(*flags: str) -> list[dict[str, Any]]:
     """Return the rendered chart of the guide's installation, with additional *flags*."""
     _, release, folder, *options = shlex.split(INSTALL.removeprefix("helm upgrade "))
     made = chart.helm("template", release, str(ROOT / folder), *options, *flags)
-    return [document for document in yaml.safe_load_all(made) if document]
+    return [document for document in yaml.load_all(made, yaml.CSafeLoader) if document]
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:

@@ -340,5 +340,12 @@ def _texts(pattern: str | None, longest: int) -> tuple[str, ...]:
             take()
 
     for most in (_SHORT, _LONG):
-        collect(min(longest, most))
+        if _shortest(pattern) <= most:  # or each text that is made would be rejected
+            collect(min(longest, most))
     return tuple(samples)
+
+
+def _shortest(pattern: str | None) -> int:
+    """Return the length of the shortest text that matches."""
+    width: int = re._parser.parse(pattern or "").getwidth()[0]  # noqa: SLF001 - not public
+    return width

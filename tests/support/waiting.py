@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+LONGEST_PAUSE = 1.0
 
-def pauses(seconds: float, first: float = 0.1, longest: float = 0.5) -> Iterator[None]:
-    """Pause before each further check of a lasting state, longer each time: a check costs a call.
 
-    Ends after so many *seconds*.
+def pauses(seconds: float = 180.0, first: float = 0.1) -> Iterator[None]:
+    """Pause after each check of a state, a tenth longer each time, until the time is over.
+
+    Args:
+        seconds: the time.
+        first: the first pause.
     """
     deadline, pause = time.monotonic() + seconds, first
-    while time.monotonic() < deadline:
+    while True:
         yield
+        if time.monotonic() > deadline:
+            return
         time.sleep(pause)
-        pause = min(pause * 1.25, longest)
-
-LONGEST_PAUSE = 1.0
+        pause = max(pause, min(1.1 * pause, LONGEST_PAUSE))
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 180.0, every: float = 0.1) -> None:
@@ -26,8 +30,7 @@ def wait_until(holds: Callable[[], object], seconds: float = 180.0, every: float
     Args:
         every: the first pause between two calls; each is a tenth longer than the one before.
     """
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(every)
-        every = max(every, min(1.1 * every, LONGEST_PAUSE))
+    for _ in pauses(seconds, every):
+        if holds():
+            return
+    raise AssertionError(f"not within {seconds:g} s")

@@ -1,9 +1,8 @@
-"""The kinds of redrive at the API server."""
+"""The kinds of redrive at an API server without an operator, which would write statuses."""
 
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from redrive.api.crds import crds
 from sandbox.kubernetes import Cluster
@@ -11,4 +10,4 @@ from sandbox.kubernetes import Cluster
 
 @pytest.fixture(scope="module", autouse=True)
 def _kinds(cluster: Cluster) -> None:
-    cluster.define(yaml.safe_dump_all(crds()))
+    cluster.define(crds())

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
+import secrets
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -18,8 +18,30 @@ from sandbox.kubernetes import Cluster
 from tests.support.crd_fields import ITEM, SpecField, SpecFields
 from tests.support.invalid_manifests import REFUSED, VALID, manifest
 
+pytestmark = pytest.mark.xdist_group("control plane")
+
 Emptied = tuple[tuple[str, ...], dict[str, Any]]
 KIND = {kind.kind: kind for kind in KINDS}
+
+
+class Place(NamedTuple):
+    """The namespace of all tests that use it, and a name for an object of one test."""
+
+    namespace: str
+    name: str
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Cluster) -> Iterator[str]:
+    name = f"t-{secrets.token_hex(4)}"
+    cluster.objects.create_namespace(name)
+    yield name
+    cluster.objects.delete("namespace", name)
+
+
+@pytest.fixture
+def place(namespace: str) -> Place:
+    return Place(namespace, f"o-{secrets.token_hex(4)}")
 
 
 def refusal(cluster: Cluster, body: dict[str, Any], namespace: str = "default") -> str:
@@ -63,7 +85,7 @@ def test_manifests_of_the_api_reference_are_accepted(cluster: Cluster, kind: Kin
     ],
 )
 def test_immutable_field_cannot_change(
-    cluster: Cluster, kube_namespace: str, kind: str, leaf: SpecField
+    cluster: Cluster, place: Place, kind: str, leaf: SpecField
 ) -> None:
     topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
     moments = "2026-11-20T10:00:00Z", "2026-11-20T10:00:00.5+01:00"
@@ -72,11 +94,12 @@ def test_immutable_field_cannot_change(
     )
     values |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
     beside = {"target": {"type": "Topic"}} if str(leaf) == "target.topic" else {}
-    base = VALID[kind] | beside
+    base = manifest(kind, place.name)["spec"] | beside
     specs = SpecFields(kind, values).specs(leaf, base, 2)
     now, later = [base, *specs][-2:]  # a field that has one value only is left out first
-    cluster.objects.put(manifest(kind, **now), kube_namespace)
-    assert "immutable" in refusal(cluster, manifest(kind, **later), kube_namespace)
+    cluster.objects.create(manifest(kind, place.name, **now), place.namespace)
+    changed = manifest(kind, place.name, **later)
+    assert "immutable" in refusal(cluster, changed, place.namespace)
 
 
 def test_ladder_of_1001_rungs_is_refused(cluster: Cluster) -> None:
@@ -145,11 +168,11 @@ def deep(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_optional_object_emptied_means_left_out(
-    cluster: Cluster, kube_namespace: str, kind: str, path: tuple[str, ...], empty: object
+    cluster: Cluster, kind: str, path: tuple[str, ...], empty: object
 ) -> None:
     """Server-side apply makes it null, or an empty object from Kubernetes 1.36 on."""
     body = {**manifest(kind), "spec": deep(VALID[kind], nested(path, empty))}
-    stored = cluster.objects.put(body, kube_namespace, dry_run=True)
+    stored = cluster.objects.put(body, "default", dry_run=True)
     assert parse_spec(KIND[kind].spec, stored) == parse_spec(KIND[kind].spec, manifest(kind))
 
 
@@ -269,7 +292,7 @@ def filled(kind: str, path: tuple[str, ...]) -> Body | None:
     ],
 )
 def test_object_emptied_by_server_side_apply_means_left_out(
-    cluster: Cluster, kube_namespace: str, kind: str, path: tuple[str, ...]
+    cluster: Cluster, place: Place, kind: str, path: tuple[str, ...]
 ) -> None:
     """The owner of the fields removes them from the object, or removes the object."""
     spec = filled(kind, path)
@@ -279,9 +302,10 @@ def test_object_emptied_by_server_side_apply_means_left_out(
         return
     expected = parse_spec(KIND[kind].spec, {"spec": emptied(spec, path, OMIT)})
     for empty in ({}, OMIT):
-        cluster.objects.apply({**manifest(kind), "spec": spec}, kube_namespace)
-        body = {**manifest(kind), "spec": emptied(spec, path, empty)}
-        stored = cluster.objects.apply(body, kube_namespace)
+        body = manifest(kind, place.name)
+        cluster.objects.apply({**body, "spec": spec}, place.namespace)
+        reduced = {**body, "spec": emptied(spec, path, empty)}
+        stored = cluster.objects.apply(reduced, place.namespace)
         assert parse_spec(KIND[kind].spec, stored) == expected
 
 
@@ -366,16 +390,16 @@ def test_spec_of_replay_cannot_change(
 @pytest.mark.parametrize("before", ["Run", "Plan", "Review", None])
 @pytest.mark.parametrize("after", ["Run", "Plan", "Review", None])
 def test_mode_changes_from_review_to_run_only(
-    cluster: Cluster, kube_namespace: str, before: str | None, after: str | None
+    cluster: Cluster, place: Place, before: str | None, after: str | None
 ) -> None:
     def with_mode(mode: str | None) -> dict[str, Any]:
-        return manifest("Replay", **({} if mode is None else {"mode": mode}))
+        return manifest("Replay", place.name, **({} if mode is None else {"mode": mode}))
 
-    cluster.objects.put(with_mode(before), kube_namespace)
+    cluster.objects.create(with_mode(before), place.namespace)
     if before == after or (before, after) == ("Review", "Run"):
-        cluster.objects.put(with_mode(after), kube_namespace)
+        cluster.objects.put(with_mode(after), place.namespace)
     else:
-        message = refusal(cluster, with_mode(after), kube_namespace)
+        message = refusal(cluster, with_mode(after), place.namespace)
         assert "`mode` is immutable, except from Review to Run" in message
 
 
@@ -432,7 +456,7 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     backlog = {"retry": 3, "deadLetter": 41, "oldestDeadLetterTime": "2026-11-20T10:00:00Z"}
     conditions = [condition("True", "Provisioned")]
     status = {"conditions": conditions, "topic": "orders", "backlog": backlog}
-    patch_status(cluster, kube_namespace, "rpol", status)
+    patch_status(cluster, kube_namespace, "retrypolicy", status)
     account = {
         "phase": "Completed",
         "run": {
@@ -491,10 +515,7 @@ def test_columns_of_a_kind_fit_120_characters(
     assert len(name) == 24
     cluster.objects.put(manifest(kind, name, **fields), kube_namespace)
     body = {"status": {**status, "conditions": [condition("False", reason)]}}
-    cluster.kubectl(
-        "patch", kind.lower(), name, f"--namespace={kube_namespace}", "--subresource=status",
-        "--type=merge", f"--patch={json.dumps(body)}",
-    )  # fmt: skip
+    cluster.objects.patch(kind.lower(), name, body, kube_namespace, "status")
     for line in cluster.kubectl("get", kind.lower(), "-n", kube_namespace).splitlines():
         assert len(line.rstrip()) <= 120, line
 
@@ -504,7 +525,7 @@ def test_figures_of_a_backlog_are_shown_with_their_age(
 ) -> None:
     put(cluster, kube_namespace)
     backlog = {"retry": 3, "deadLetter": 4, "observedTime": "2026-01-20T10:00:00Z"}
-    patch_status(cluster, kube_namespace, "rpol", {"backlog": backlog})
+    patch_status(cluster, kube_namespace, "retrypolicy", {"backlog": backlog})
     header, row = cluster.kubectl(
         "get", "rpol", "-o", "wide", f"--namespace={kube_namespace}"
     ).splitlines()
@@ -561,11 +582,7 @@ def test_short_names_and_the_category_lead_to_the_kinds(
 def test_a_spec_is_not_changed_through_the_status(cluster: Cluster, kube_namespace: str) -> None:
     put(cluster, kube_namespace)
     body = {"spec": {"maxRetries": 5}, "status": {"configMap": "one-redrive"}}
-    cluster.kubectl(
-        "patch", "rpol", "one", f"--namespace={kube_namespace}", "--subresource=status",
-        "--type=merge", f"--patch={json.dumps(body)}",
-    )  # fmt: skip
-    stored = cluster.objects.get("retrypolicy", "one", kube_namespace)
+    stored = cluster.objects.patch("retrypolicy", "one", body, kube_namespace, "status")
     assert stored["status"]["configMap"] == "one-redrive"
     assert "maxRetries" not in stored["spec"]
 
@@ -581,7 +598,4 @@ def condition(status: str, reason: str) -> dict[str, Any]:
 
 
 def patch_status(cluster: Cluster, namespace: str, kind: str, status: dict[str, Any]) -> None:
-    cluster.kubectl(
-        "patch", kind, "one", f"--namespace={namespace}", "--subresource=status",
-        "--type=merge", f"--patch={json.dumps({'status': status})}",
-    )  # fmt: skip
+    cluster.objects.patch(kind, "one", {"status": status}, namespace, "status")

@@ -18,9 +18,11 @@ from redrive.replay.controller import launch
 from redrive.replay.controller.launch import ChosenTemplate, pod_access
 from redrive.replay.controller.spark_operators import JOB, LAUNCHERS, Launcher
 from redrive.replay.spec import ReplayJob
-from sandbox import spark_operator
+from sandbox import spark
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+
+pytestmark = pytest.mark.xdist_group("control plane")
 
 REPLAY = {
     "metadata": {"name": "after.fix", "namespace": "default", "uid": "u"},
@@ -61,6 +63,11 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _applications(cluster: Cluster) -> None:
+    cluster.define(spark.definitions())
+
+
 def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
     tls = {"caRef": {"name": "authority", "key": "ca.crt"}}
@@ -82,7 +89,6 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
 def test_application_is_admitted_with_all_its_fields(
     cluster: Cluster, launcher: Launcher, template: dict[str, Any]
 ) -> None:
-    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
     made = manifest(launcher, template)
     admitted = cluster.objects.put(made, dry_run=True)
     assert admitted["apiVersion"] == launcher.resource.api_version
@@ -115,7 +121,6 @@ POD = ("driverSpec", "podTemplateSpec", "spec")
 def test_field_or_value_unknown_to_apache_api_is_refused(
     cluster: Cluster, field: tuple[str | int, ...], value: object, message: str
 ) -> None:
-    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
     (launcher,) = (
         launcher for launcher in LAUNCHERS if launcher.resource.api_version == "spark.apache.org/v1"
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from redrive.cli.diff import diff
 from sandbox.kubernetes import Cluster
 from tests.support.invalid_manifests import manifest
+
+pytestmark = pytest.mark.xdist_group("control plane")
 
 ROLE = "shop-fulfilment"
 

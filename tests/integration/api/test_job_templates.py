@@ -15,6 +15,8 @@ from redrive.reasons import Reason
 from sandbox.kubernetes import Cluster
 from tests.support.reasons import raises
 
+pytestmark = pytest.mark.xdist_group("control plane")
+
 
 async def read(folder: Path, **templates: object) -> JobTemplates:
     """Return the job templates of a file, as the operator reads them."""

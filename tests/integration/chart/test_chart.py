@@ -17,7 +17,7 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.documented import INSTALL, JOB_TEMPLATES, block
 
-pytestmark = pytest.mark.xdist_group("own sandbox")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
 ALONE = IMAGE | {

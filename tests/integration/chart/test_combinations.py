@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sandbox import chart
 from sandbox.errors import SandboxError
@@ -49,17 +50,22 @@ def test_default_values_render_no_optional_object() -> None:
     }  # fmt: skip
 
 
+def namespace_of_release(cluster: Cluster) -> str:
+    """Create the namespace that `chart.render` renders for; others may create it meanwhile."""
+    metadata = {"name": "redrive-system"}
+    cluster.objects.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    return metadata["name"]
+
+
 @pytest.fixture(scope="module")
 def release_namespace(cluster: Cluster) -> Iterator[str]:
     """The namespace that `chart.render` renders for, with the kinds of the Prometheus operator."""
-    cluster.define(Path(__file__).with_name("monitoring.yaml").read_text("utf-8"))
-    existing = cluster.kubectl("get", "namespaces", "--output=name")
-    if "namespace/redrive-system" not in existing.splitlines():
-        cluster.objects.create_namespace("redrive-system")
-    yield "redrive-system"
-    kinds = ("podmonitors", "servicemonitors", "prometheusrules")
-    names = [f"{kind}.monitoring.coreos.com" for kind in kinds]
-    cluster.kubectl("delete", "crd", *names, "--wait=false")
+    text = Path(__file__).with_name("monitoring.yaml").read_text("utf-8")
+    kinds = list(yaml.load_all(text, yaml.CSafeLoader))
+    cluster.define(kinds)
+    yield namespace_of_release(cluster)
+    for kind in kinds:
+        cluster.objects.delete("customresourcedefinition", kind["metadata"]["name"])
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +94,10 @@ def test_secret_has_the_token_of_the_values(cluster: Cluster, kube_namespace: st
     named = {"name": "replayer", "key": "a.token", "token": TOKEN, "usableBy": lent}
     replay = {"namespaces": [kube_namespace], "secret": named}
     (secret,) = (o for o in chart.render(IMAGE | {"replay": replay}) if o["kind"] == "Secret")
-    cluster.kubectl("create", "-f", "-", input=json.dumps(secret))
-    read = cluster.kubectl("get", "secret/replayer", "-n", kube_namespace, "--output=json")
-    held = {name: base64.b64decode(data) for name, data in json.loads(read)["data"].items()}
+    stored = cluster.objects.create(secret)
+    held = {name: base64.b64decode(data) for name, data in stored["data"].items()}
     assert held == {"a.token": TOKEN.encode()}
-    usable = json.loads(read)["metadata"]["annotations"]["redrive.io/usable-by"]
+    usable = stored["metadata"]["annotations"]["redrive.io/usable-by"]
     assert usable == "platform/main,shop/main"
 
 

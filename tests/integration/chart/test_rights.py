@@ -15,13 +15,15 @@ import yaml
 
 from redrive.api.crds import KINDS
 from redrive.replay.controller.spark_operators import LAUNCHERS
-from sandbox import SOURCE_ROOT, chart, spark_operator
+from sandbox import SOURCE_ROOT, chart, spark
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from sandbox.objects import Objects
 from tests.integration.api.test_admission_of_applications import manifest as manifest_of
 from tests.support.invalid_manifests import manifest
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("own sandbox")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
 VALUES = IMAGE | {
@@ -42,16 +44,30 @@ def release(cluster: Cluster) -> Iterator[str]:
 
 
 def may(
-    cluster: Cluster, user: str, verb: str, resource: str, namespace: str = "default", *more: str
+    cluster: Cluster, user: str, verb: str, resource: str, namespace: str = "default", **more: str
 ) -> bool:
-    """Return True if the API server permits *user* the verb on the resource."""
-    try:
-        answer = cluster.kubectl(
-            "auth", "can-i", verb, resource, f"--as={user}", "-n", namespace, *more
-        )
-    except SandboxError:  # kubectl ends with 1 where the answer is no
-        return False
-    return answer.strip() == "yes"
+    """Return True if the API server permits *user* the verb on a resource.
+
+    Args:
+        cluster: of the API server.
+        user: the whole name, with `system:serviceaccount:NAMESPACE:` for a ServiceAccount.
+        verb: of the API.
+        resource: plural, with `.GROUP` unless that is the core group.
+        namespace: of the resource.
+        more: a name, or a subresource.
+    """
+    plural, _, group = resource.partition(".")
+    groups = ["system:authenticated"]
+    if user.startswith("system:serviceaccount:"):
+        groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
+    asked = {"verb": verb, "group": group, "resource": plural, "namespace": namespace}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "groups": groups, "resourceAttributes": asked | more},
+    }
+    allowed: bool = cluster.objects.create(review)["status"]["allowed"]
+    return allowed
 
 
 def operator(release: str) -> str:
@@ -69,18 +85,16 @@ def refuses(call: Callable[[], object], message: str) -> bool:
 
 def wait_until_refused(call: Callable[[], object], message: str) -> None:
     """Repeat *call* until it is refused with *message*: the API server reads policies late."""
-    deadline = time.monotonic() + SECONDS
-    while not refuses(call, message):
-        assert time.monotonic() < deadline, f"no policy refuses with {message!r}"
+    wait_until(lambda: refuses(call, message))
 
 
 def test_rights_to_spark_and_secrets_can_be_switched_off(cluster: Cluster, release: str) -> None:
     user = operator(release)
-    assert may(cluster, user, "get", "secrets", "kube-public")
+    wait_until(lambda: may(cluster, user, "get", "secrets", "kube-public"))
     assert not may(cluster, user, "get", "secrets", "default")
     assert not may(cluster, user, "create", "sparkapplications.sparkoperator.k8s.io")
     assert not may(cluster, user, "create", "jobs.batch")
-    assert not may(cluster, user, "get", "serviceaccounts/redrive-replay")
+    assert not may(cluster, user, "get", "serviceaccounts", name="redrive-replay")
 
 
 def run_test_pod(cluster: Cluster, pod: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -102,10 +116,11 @@ def test_helm_test_finds_missing_rights_and_kinds(cluster: Cluster, release: str
     hooks = [body for body in yaml.safe_load_all(text) if body]
     pods = {body["metadata"]["name"]: body for body in hooks if body["kind"] == "Pod"}
     others = [body for body in hooks if body["kind"] != "Pod"]
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(others))
+    for body in others:
+        cluster.objects.apply(body)
     operator_pod, kinds_pod = pods["rights-test-operator"], pods["rights-test-kinds"]
     tester = f"system:serviceaccount:{release}:rights.rights.test"
-    assert may(cluster, tester, "create", "replays.redrive.io", release)
+    wait_until(lambda: may(cluster, tester, "create", "replays.redrive.io", release))
     assert not may(cluster, tester, "delete", "replays.redrive.io", release)
     assert not may(cluster, tester, "create", "replays.redrive.io", "default")
 
@@ -115,10 +130,11 @@ def test_helm_test_finds_missing_rights_and_kinds(cluster: Cluster, release: str
     ran = run_test_pod(cluster, kinds_pod)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == f"the API server admits {', '.join(kind.kind for kind in KINDS)}\n"
-    plurals = ",".join(f"{kind.plural}.redrive.io" for kind in KINDS)
-    assert cluster.kubectl("get", plurals, where, "--output=name") == ""
+    for kind in KINDS:
+        assert cluster.objects.list(kind.kind.lower(), release) == []
 
-    cluster.kubectl("delete", "rolebinding", "rights.rights.secrets", "--namespace=kube-public")
+    cluster.objects.delete("rolebinding", "rights.rights.secrets", "kube-public")
+    wait_until(lambda: not may(cluster, operator(release), "get", "secrets", "kube-public"))
     ran = run_test_pod(cluster, operator_pod)
     assert ran.returncode == 1
     assert "lacks rights that the chart grants; got 'get secrets in namespace kube" in ran.stderr
@@ -141,8 +157,9 @@ def with_argument(pod: dict[str, Any], argument: str, other: str) -> dict[str, A
 def test_operator_may_read_kube_system_but_list_no_namespaces(
     cluster: Cluster, release: str
 ) -> None:
-    assert may(cluster, operator(release), "get", "namespaces/kube-system")
-    assert not may(cluster, operator(release), "list", "namespaces")
+    user = operator(release)
+    wait_until(lambda: may(cluster, user, "get", "namespaces", name="kube-system"))
+    assert not may(cluster, user, "list", "namespaces")
 
 
 def test_operator_without_right_to_kube_system_names_remedy(
@@ -160,15 +177,25 @@ def test_operator_without_right_to_kube_system_names_remedy(
     assert "start the operator with --cluster-id (clusterId in the Helm chart)" in last
 
 
+def bind(cluster: Cluster, namespace: str, role: str, user: str) -> None:
+    """Give *user* the rights of a ClusterRole in a namespace."""
+    rbac = "rbac.authorization.k8s.io"
+    body = {
+        "apiVersion": f"{rbac}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": user.replace(":", ".")},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": rbac, "kind": "User", "name": user}],
+    }
+    cluster.objects.create(body, namespace)
+
+
 @pytest.mark.usefixtures("release")
 def test_view_edit_and_admin_have_the_kinds_of_redrive(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     for role in ("view", "edit", "admin"):
-        cluster.kubectl(
-            "create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}",
-            f"--namespace={kube_namespace}",
-        )  # fmt: skip
+        bind(cluster, kube_namespace, role, user=role)
         assert not may(cluster, role, "create", "replayapprovals.redrive.io", kube_namespace)
     asked = [
         (verb, f"{kind}.redrive.io")
@@ -182,26 +209,25 @@ def test_view_edit_and_admin_have_the_kinds_of_redrive(
         "edit": set(asked) - connections,
         "admin": set(asked),
     }
-    deadline = time.monotonic() + SECONDS  # a controller aggregates the roles
-    for role, allowed in expected.items():
-        while {a for a in asked if may(cluster, role, *a, namespace=kube_namespace)} != allowed:
-            assert time.monotonic() < deadline, role
+
+    def rights() -> dict[str, set[tuple[str, str]]]:
+        return {
+            role: {a for a in asked if may(cluster, role, *a, namespace=kube_namespace)}
+            for role in expected
+        }
+
+    wait_until(lambda: rights() == expected, every=0.5)  # a controller aggregates the roles
 
 
 def test_responder_sets_annotations_under_its_own_name_only(
     cluster: Cluster, release: str, kube_namespace: str
 ) -> None:
-    within = f"--namespace={kube_namespace}"
-    role = f"--clusterrole=rights-responder.{release}"
-    cluster.kubectl("create", "rolebinding", "rita", role, "--user=rita", within)
-    body = json.dumps(manifest("RetryPolicy"))
-    cluster.kubectl("create", within, "--filename=-", input=body)
+    bind(cluster, kube_namespace, f"rights-responder.{release}", user="rita")
+    cluster.objects.create(manifest("RetryPolicy"), kube_namespace)
+    rita = cluster.objects_as("rita")
 
     def patch(change: dict[str, Any]) -> None:
-        cluster.kubectl(
-            "patch", "rpol", "one", within, "--type=merge", "--as=rita",
-            f"--patch={json.dumps(change)}",
-        )  # fmt: skip
+        rita.patch("retrypolicy", "one", change, kube_namespace)
 
     def annotate(**annotations: str | None) -> dict[str, Any]:
         names = {f"redrive.io/{n.replace('_', '-')}": v for n, v in annotations.items()}
@@ -225,8 +251,7 @@ def test_responder_sets_annotations_under_its_own_name_only(
 
     def replay(name: str, **annotations: str) -> None:
         metadata = {"name": name, **annotate(**annotations)["metadata"]}
-        body = manifest("Replay") | {"metadata": metadata}
-        cluster.kubectl("create", within, "--filename=-", "--as=rita", input=json.dumps(body))
+        rita.create(manifest("Replay") | {"metadata": metadata}, kube_namespace)
 
     replay("own", requested_by="rita")
     with pytest.raises(SandboxError, match=other):
@@ -235,13 +260,12 @@ def test_responder_sets_annotations_under_its_own_name_only(
     forged = annotate(requested_by="ann", ended_at="2026-11-22T10:00:00Z")["metadata"]
     running = manifest("Inspection") | {"metadata": {"name": "forged", **forged}}  # not ended
     with pytest.raises(SandboxError, match="requested-by must name the caller"):
-        cluster.kubectl("create", within, "--filename=-", input=json.dumps(running))
+        cluster.objects.create(running, kube_namespace)
 
 
 def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> None:
     metadata = {"name": name, "namespace": namespace, "labels": labels}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    cluster.kubectl("create", "-f", "-", input=json.dumps(body))
+    cluster.objects.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
 
 
 def test_operator_patches_only_config_maps_of_redrive(
@@ -251,11 +275,10 @@ def test_operator_patches_only_config_maps_of_redrive(
     config_map(cluster, kube_namespace, "ours", **ours)
     config_map(cluster, kube_namespace, "theirs")
 
-    def patch(name: str, change: dict[str, Any]) -> str:
-        return cluster.kubectl(
-            "patch", "configmap", name, f"--namespace={kube_namespace}", "--type=merge",
-            f"--patch={json.dumps(change)}", f"--as={operator(release)}",
-        )  # fmt: skip
+    running = cluster.objects_as(operator(release))
+
+    def patch(name: str, change: dict[str, Any]) -> None:
+        running.patch("configmap", name, change, kube_namespace)
 
     def change_foreign() -> None:
         patch("theirs", {"data": {"at": str(time.monotonic())}})
@@ -272,10 +295,8 @@ def test_operator_creates_only_opaque_secrets_of_redrive(
     cluster: Cluster, release: str, kube_namespace: str
 ) -> None:
     """The API server writes a token of a ServiceAccount into Secrets of another type."""
-    within = f"--namespace={kube_namespace}"
-    cluster.kubectl("create", "role", "creator", within, "--verb=create", "--resource=secrets")
-    account = f"--serviceaccount={release}:rights"
-    cluster.kubectl("create", "rolebinding", "creator", within, "--role=creator", account)
+    bind(cluster, kube_namespace, "admin", user=operator(release))
+    running = cluster.objects_as(operator(release))
 
     def create(kind: str, **labels: str) -> None:
         account = {"kubernetes.io/service-account.name": "default"}
@@ -285,8 +306,7 @@ def test_operator_creates_only_opaque_secrets_of_redrive(
             "metadata": {"generateName": "key-", "labels": labels, "annotations": account},
             "type": kind,
         }
-        user = f"--as={operator(release)}"
-        cluster.kubectl("create", within, "--filename=-", user, input=json.dumps(body))
+        running.create(body, kube_namespace)
 
     ours = {"app.kubernetes.io/managed-by": "redrive"}
     unlabelled = "writes only ConfigMaps and Secrets with the label"
@@ -305,26 +325,11 @@ def test_operator_changes_finalizers_and_no_specs(
         "brokerconnection": "BrokerConnection",
         "replay": "Replay",
     }
-    body = manifest(kinds[kind])
-    cluster.kubectl(
-        "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
-    )
+    cluster.objects.create(manifest(kinds[kind]), kube_namespace)
+    running = cluster.objects_as(operator(release))
 
-    # kubectl reads an object before it patches it; the operator may not read connections.
-    cluster.kubectl(
-        "create", "role", "reads", f"--namespace={kube_namespace}", "--verb=get",
-        "--resource=retrypolicies.redrive.io,brokerconnections.redrive.io",
-    )  # fmt: skip
-    cluster.kubectl(
-        "create", "rolebinding", "reads", f"--namespace={kube_namespace}", "--role=reads",
-        f"--user={operator(release)}",
-    )  # fmt: skip
-
-    def patch(change: dict[str, Any]) -> str:
-        return cluster.kubectl(
-            "patch", kind, "one", f"--namespace={kube_namespace}", "--type=merge",
-            f"--patch={json.dumps(change)}", f"--as={operator(release)}",
-        )  # fmt: skip
+    def patch(change: dict[str, Any]) -> None:
+        running.patch(kind, "one", change, kube_namespace)
 
     def change_spec() -> None:
         change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
@@ -347,16 +352,15 @@ def test_operator_deletes_only_ended_replays_with_a_ttl(
 
     def create(name: str, **spec: str) -> None:
         body = {**manifest("Replay", **spec), "metadata": {"name": name}}
-        cluster.kubectl(
-            "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
-        )
+        cluster.objects.create(body, kube_namespace)
 
     create("stays")
     create("goes", ttlAfterFinished="1h")
 
+    running = cluster.objects_as(operator(release))
+
     def delete(name: str) -> None:
-        path = f"/apis/redrive.io/v1beta1/namespaces/{kube_namespace}/replays/{name}"
-        cluster.kubectl("delete", f"--raw={path}", f"--as={operator(release)}")
+        running.delete("replay", name, kube_namespace)
 
     refused = "the operator deletes only Replays that have ended"
 
@@ -366,17 +370,11 @@ def test_operator_deletes_only_ended_replays_with_a_ttl(
 
     wait_until_refused(delete_running, refused)
 
-    def patch(name: str, change: dict[str, Any], *options: str) -> None:
-        cluster.kubectl(
-            "patch", "replay", name, f"--namespace={kube_namespace}", "--type=merge",
-            f"--patch={json.dumps(change)}", *options,
-        )  # fmt: skip
-
-    patch("goes", forged, "--subresource=status")
+    cluster.objects.patch("replay", "goes", forged, kube_namespace, "status")
     with pytest.raises(SandboxError, match=refused):
         delete("goes")
     for name in ("stays", "goes"):
-        patch(name, ended)
+        cluster.objects.patch("replay", name, ended, kube_namespace)
     with pytest.raises(SandboxError, match=refused):
         delete("stays")
     delete("goes")
@@ -388,55 +386,51 @@ def test_jobs_write_only_the_run_of_a_status(
     cluster: Cluster, kube_namespace: str, kind: str, name: str
 ) -> None:
     chart.prepare_replays(cluster, kube_namespace)
-    cluster.kubectl(
-        "create", f"--namespace={kube_namespace}", "--filename=-",
-        input=json.dumps(manifest(kind)),
-    )  # fmt: skip
+    cluster.objects.create(manifest(kind), kube_namespace)
+    job = cluster.objects_as(f"system:serviceaccount:{kube_namespace}:redrive-{name}")
 
-    def patch(status: dict[str, Any], *user: str) -> None:
-        cluster.kubectl(
-            "patch", kind, "one", f"--namespace={kube_namespace}", "--type=merge",
-            "--subresource=status", f"--patch={json.dumps({'status': status})}", *user,
-        )  # fmt: skip
+    def patch(status: dict[str, Any], user: Objects = job) -> None:
+        user.patch(kind.lower(), "one", {"status": status}, kube_namespace, "status")
 
-    account = f"{kube_namespace}:redrive-{name}"
-    job = f"--as=system:serviceaccount:{account}"
-    for subject in (  # kubectl reads before it writes, and a job does not
-        ("role", "--verb=get", f"--resource={kind.lower()}s.redrive.io/status"),
-        ("rolebinding", "--role=reads-status", f"--serviceaccount={account}"),
-    ):
-        role, *options = subject
-        cluster.kubectl("create", role, "reads-status", f"--namespace={kube_namespace}", *options)
     refused = "a job writes only status.run of its Replay or Inspection"
-    patch({"phase": "Running"})
+    patch({"phase": "Running"}, cluster.objects)
 
     def forge() -> None:
-        patch({"completionTime": f"2026-01-01T00:00:{int(time.time()) % 60:02}Z"}, job)
+        patch({"completionTime": f"2026-01-01T00:00:{int(time.time()) % 60:02}Z"})
 
     wait_until_refused(forge, refused)
     for forged in ({"phase": "Completed"}, {"phase": None}, {"warnings": ["Other"]}):
         with pytest.raises(SandboxError, match=refused):
-            patch(forged, job)
-    patch({"run": {"finished": True}}, job)
-    patch({"run": None}, job)
+            patch(forged)
+    patch({"run": {"finished": True}})
+    patch({"run": None})
 
 
 def test_replay_jobs_have_rights_in_prepared_namespaces_only(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     chart.prepare_replays(cluster, kube_namespace)
-    user = f"system:serviceaccount:{kube_namespace}:redrive-replay"
-    assert may(cluster, user, "create", "pods", kube_namespace)
-    assert may(cluster, user, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
+    user, job, inspection = (
+        f"system:serviceaccount:{kube_namespace}:redrive-{name}"
+        for name in ("replay", "job", "inspection")
+    )
+
+    def patches_status(account: str, kind: str) -> bool:
+        resource = f"{kind}.redrive.io"
+        return may(cluster, account, "patch", resource, kube_namespace, subresource="status")
+
+    wait_until(  # the API server reads roles and bindings after a while
+        lambda: (
+            may(cluster, user, "create", "pods", kube_namespace)
+            and patches_status(user, "replays")
+            and patches_status(job, "replays")
+            and patches_status(inspection, "inspections")
+        )
+    )
     assert not may(cluster, user, "create", "pods", "default")
-    job = f"system:serviceaccount:{kube_namespace}:redrive-job"
-    assert may(cluster, job, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
     assert not may(cluster, job, "create", "pods", kube_namespace)
-    inspection = f"system:serviceaccount:{kube_namespace}:redrive-inspection"
-    status = "--subresource=status"
-    assert may(cluster, inspection, "patch", "inspections.redrive.io", kube_namespace, status)
-    assert not may(cluster, inspection, "patch", "replays.redrive.io", kube_namespace, status)
-    assert not may(cluster, job, "patch", "inspections.redrive.io", kube_namespace, status)
+    assert not patches_status(inspection, "replays")
+    assert not patches_status(job, "inspections")
     # They belong to other programs, and RBAC can't limit a driver to those that it created.
     for verb in ("get", "list", "create", "update", "patch", "delete", "deletecollection"):
         for resource in ("configmaps", "secrets"):
@@ -447,7 +441,7 @@ def test_replay_jobs_have_rights_in_prepared_namespaces_only(
 @pytest.fixture(scope="module")
 def launching(cluster: Cluster) -> Iterator[str]:
     """The operator's user of a release that runs Replays by both Spark operators."""
-    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
+    cluster.define(spark.definitions())
     values = IMAGE | {
         "replay": {"launchers": {"kubeflow": True, "apache": True}},
         "fullnameOverride": "launching",
@@ -535,19 +529,17 @@ def test_operator_creates_only_applications_of_replays(
     owned = changed(made["Job"], ("metadata", "ownerReferences"), OWNERS[1:])
     made["Inspection"] = changed(owned, (*POD, "serviceAccountName"), "redrive-inspection")
 
-    def create(body: str) -> None:
-        cluster.kubectl(
-            "create", "--dry-run=server", f"--as={launching}", "--filename=-", input=body
-        )
+    running = cluster.objects_as(launching)
 
-    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    def create(body: dict[str, Any]) -> None:
+        running.create(body, dry_run=True)
+
     for body in made.values():
         # A Job without labels has those of its pods.
-        unlabelled = json.dumps(changed(body, ("metadata", "labels"), {"queue": "batch"}))
+        unlabelled = changed(body, ("metadata", "labels"), {"queue": "batch"})
         message = JOB_LABEL if body["kind"] == "Job" else LABEL
-        while not refuses(functools.partial(create, unlabelled), message):
-            assert time.monotonic() < deadline, "the policy is not enforced"
-        create(json.dumps(body))
+        wait_until_refused(functools.partial(create, unlabelled), message)
+        create(body)
     for launcher, path, value, message in FORGED:
         with pytest.raises(SandboxError, match=message):
-            create(json.dumps(changed(made[launcher], path, value)))
+            create(changed(made[launcher], path, value))

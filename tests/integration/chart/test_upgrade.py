@@ -9,26 +9,35 @@ from typing import Any
 
 import pytest
 
-from sandbox import chart, installation
+from sandbox import chart, installation, spark
+from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import Shop, redrive, rest_path
 from tests.support.documented import INSTALL, commands
 
-pytestmark = pytest.mark.xdist_group("own sandbox")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 OPERATOR = "upgraded-operator"
 
 
 @pytest.fixture
-def shop(sandbox: Sandbox) -> Iterator[Shop]:
+def place(shared_sandbox: Sandbox, control_plane: Cluster, tmp_path: Path) -> Iterator[Sandbox]:
+    """The broker of the run, and a control plane without another installation."""
+    control_plane.define(spark.definitions())
+    state = tmp_path / "place"
+    state.mkdir()
+    processes = Processes(state)
+    yield Sandbox(state, processes, shared_sandbox.pulsar, control_plane)
+    processes.stop_all()
+
+
+@pytest.fixture
+def shop(place: Sandbox) -> Iterator[Shop]:
     """A tenant and a Kubernetes namespace that no operator serves yet."""
-    processes = sandbox.processes
-    serves_all = processes.alive(installation.OPERATOR)  # for other tests of the session
-    if serves_all:
-        processes.stop(installation.OPERATOR)
     name = f"t-{secrets.token_hex(4)}"
-    sandbox.cluster.objects.create_namespace(name)
-    made = Shop(sandbox.pulsar, sandbox.cluster, name, name)
+    place.cluster.objects.create_namespace(name)
+    made = Shop(place.pulsar, place.cluster, name, name)
     clusters = {"adminRoles": [made.role], "allowedClusters": ["standalone"]}
     made.request("PUT", f"tenants/{name}", clusters)
     made.request("PUT", f"namespaces/{name}/prod")
@@ -36,18 +45,15 @@ def shop(sandbox: Sandbox) -> Iterator[Shop]:
     # A broker deletes a topic without a subscription after a minute.
     made.request("PUT", f"{rest_path(made.topic('orders'))}/subscription/fulfilment")
     yield made
-    processes.stop(OPERATOR)
-    sandbox.cluster.objects.delete("namespace", name)
-    if serves_all:
-        installation.start_operator(sandbox)
+    place.cluster.objects.delete("namespace", name)
 
 
 def values(shop: Shop) -> dict[str, Any]:
     return {**installation.VALUES, "namespaces": [shop.namespace], "clusterId": "upgraded"}
 
 
-def start(sandbox: Sandbox, shop: Shop) -> None:
-    installation.start_operator(sandbox, namespace=shop.namespace, name=OPERATOR)
+def start(place: Sandbox, shop: Shop) -> None:
+    installation.start_operator(place, namespace=shop.namespace, name=OPERATOR)
 
 
 def topics(shop: Shop) -> set[str]:
@@ -70,11 +76,11 @@ def objects_of_user(shop: Shop, *more: str) -> dict[str, Any]:
 
 
 def test_policies_survive_an_upgrade_and_an_uninstall(
-    sandbox: Sandbox, shop: Shop, tmp_path: Path
+    place: Sandbox, shop: Shop, tmp_path: Path
 ) -> None:
-    cluster, release = sandbox.cluster, shop.namespace
+    cluster, release = place.cluster, shop.namespace
     chart.helm("package", str(chart.CHART), "--version=0.0.1", f"--destination={tmp_path}")
-    (older,) = tmp_path.iterdir()
+    (older,) = tmp_path.glob("*.tgz")
     chart.install(cluster, "redrive", release, values(shop), older)
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     shop.connection()
@@ -84,7 +90,7 @@ def test_policies_survive_an_upgrade_and_an_uninstall(
 
     chart.install(cluster, "redrive", release, values(shop))
     assert objects_of_user(shop) == made
-    start(sandbox, shop)
+    start(place, shop)
     for name in ("kept", "deleted"):
         shop.ready(name)
     shop.reaches("waits", "PolicyNotFound", "replay")
@@ -92,27 +98,27 @@ def test_policies_survive_an_upgrade_and_an_uninstall(
     consumed = objects_of_user(shop, "configmap/kept-redrive")
     assert consumed.items() >= made.items()
 
-    sandbox.processes.stop(OPERATOR)
+    place.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
     assert objects_of_user(shop, "configmap/kept-redrive") == consumed
     before = topics(shop)
     assert len(before) == 5
-    shop.kubectl("delete", "retrypolicy", "kept", "--timeout=10s")  # Retain asks no operator
+    shop.delete("kept")  # Retain asks no operator
     assert topics(shop) == before
-    shop.kubectl("delete", "retrypolicy", "deleted", "--wait=false")
+    shop.start_deletion("deleted")
 
     chart.install(cluster, "redrive", release, values(shop))  # the deletion waits for the operator
-    start(sandbox, shop)
-    shop.kubectl("wait", "--for=delete", "retrypolicy/deleted", "--timeout=180s")
+    start(place, shop)
+    shop.wait_until_gone("deleted")
     assert before - topics(shop) == {shop.topic(f"orders-b-{kind}") for kind in ("RETRY", "DLQ")}
     assert shop.get("lease", "redrive")["metadata"]["uid"] == lease["metadata"]["uid"]
-    sandbox.processes.stop(OPERATOR)
+    place.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
     assert objects_of_release(shop) == {"lease.coordination.k8s.io/redrive"}
     (removing,) = commands(INSTALL, "Uninstall")
     assert "kubectl delete lease/redrive secret/redrive-replay-keys" in removing.text
-    shop.kubectl("delete", "lease", "redrive")
-    shop.kubectl("delete", "replay", "waits", "--timeout=10s")
+    shop.delete("redrive", "lease")
+    shop.delete("waits", "replay")
 
 
 def objects_of_release(shop: Shop) -> set[str]:

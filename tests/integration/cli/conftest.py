@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import yaml
 
 from redrive.api.crds import crds
 from redrive.cli.cluster import Cluster as Client
@@ -16,14 +15,12 @@ from redrive.cli.cluster import ClusterError
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS, Resource
-from sandbox import kubernetes
 from sandbox.kubernetes import Cluster
-from sandbox.process import Processes
 from tests.support.invalid_manifests import manifest
+from tests.support.waiting import wait_until
 
 AT = "2026-11-27T01:00:00Z"
-COMMANDS = "commands at an API server"
-"""The group of the modules that share the API server, one after the other."""
+KINDS = (APPROVALS, REPLAYS, POLICIES, CONNECTIONS)
 
 
 def put(client: Client, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
@@ -69,18 +66,16 @@ def condition(kind: str, status: str, reason: str, message: str = "text") -> dic
 
 
 @pytest.fixture(scope="package")
-def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """An API server without an operator, which would write the same statuses."""
-    state = tmp_path_factory.mktemp("api")
-    processes = Processes(state)
-    try:
-        cluster = kubernetes.start(state, processes)
-        cluster.define(yaml.safe_dump_all(crds()))
-        cluster.objects.create_namespace("shop")
-        yield cluster
-    finally:
-        for name in reversed(processes.names()):
-            processes.kill(name)
+def api_server(control_plane: Cluster) -> Cluster:
+    """An API server without an operator, which would write the same statuses.
+
+    Objects of earlier modules are gone: commands show those of all namespaces.
+    """
+    control_plane.define(crds())
+    control_plane.objects.create_namespace("shop")
+    client = Client(ClusterFlags(kubeconfig=str(control_plane.kubeconfig)))
+    wait_until(lambda: not any(client.list(kind, None) for kind in KINDS))
+    return control_plane
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +83,7 @@ def client(api_server: Cluster) -> Iterator[Client]:
     """A client for the namespace `shop`. All objects are deleted after the module."""
     client = Client(ClusterFlags(namespace="shop", kubeconfig=str(api_server.kubeconfig)))
     yield client
-    for kind in (APPROVALS, REPLAYS, POLICIES, CONNECTIONS):
+    for kind in KINDS:
         for body in client.list(kind, None):
             client.delete(kind, body)
 

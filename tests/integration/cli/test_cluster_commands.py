@@ -31,12 +31,12 @@ from redrive.cli.cluster import ClusterError
 from redrive.cli.main import main
 from redrive.kube.resources import CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS
 from sandbox import SOURCE_ROOT, builds
-from tests.integration.cli.conftest import AT, COMMANDS, Shop, condition, put
+from tests.integration.cli.conftest import AT, Shop, condition, put
 from tests.support.cli_documents import SCHEMAS, check
 from tests.support.invalid_manifests import manifest
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group(COMMANDS)
+pytestmark = pytest.mark.xdist_group("control plane")
 ROOT = Path(__file__).parents[3]
 DEAD_LETTERS = "persistent://shop/prod/orders-fulfilment-DLQ"
 

@@ -30,7 +30,7 @@ from redrive.cli.output import now, written
 from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS
 from sandbox import builds, chart
 from sandbox.kubernetes import Cluster
-from tests.integration.cli.conftest import COMMANDS, Shop, condition, put
+from tests.integration.cli.conftest import Shop, condition, put
 from tests.support.documented import (
     BLOCKED_KEY,
     CHECK,
@@ -47,7 +47,7 @@ from tests.support.documented import (
     steps,
 )
 
-pytestmark = pytest.mark.xdist_group(COMMANDS)
+pytestmark = pytest.mark.xdist_group("control plane")
 READY = condition("Ready", "True", "Provisioned")
 INLINE = re.compile(r"`(kubectl redrive [^`]*)`")
 REDRAWN = re.compile(r"\x1b\[(\d+)F\x1b\[J")

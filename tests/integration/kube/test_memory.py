@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 import redrive
+from redrive.api.crds import crds
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
-from sandbox.sandbox import Sandbox
+from sandbox import spark
+from sandbox.kubernetes import Cluster
 from tests.support.program_parts import PEAK
 
-pytestmark = pytest.mark.xdist_group("own sandbox")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 LONG, BYTES = 60, 900_000
 MOST_MEBIBYTES = 128
@@ -43,10 +45,10 @@ main()
 
 
 async def test_labelled_config_maps_are_not_in_memory_together(
-    installed: Sandbox, kube_namespace: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, kube_namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kubeconfig = str(installed.cluster.kubeconfig)
-    monkeypatch.setenv("KUBECONFIG", kubeconfig)
+    cluster.define([*crds(), *spark.definitions()])
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     async with Kubernetes.connect() as kubernetes:
         for number in range(LONG):
             metadata = {
@@ -69,6 +71,3 @@ async def test_labelled_config_maps_are_not_in_memory_together(
         check=True,
     )
     assert int(operator.stdout) < MOST_MEBIBYTES
-    installed.cluster.kubectl(
-        "delete", "configmaps", "--all", f"--namespace={kube_namespace}", "--wait=false"
-    )

@@ -17,7 +17,6 @@ from typing import Any
 
 import pulsar
 import pytest
-import yaml
 from pyspark.sql import SparkSession
 
 from redrive.admin.http import subscription_path, topic_path
@@ -335,7 +334,7 @@ def notebook(spark: SparkSession) -> Iterator[SparkSession]:
 @pytest.fixture(scope="module")
 def replay_api(cluster: Cluster) -> Cluster:
     """A cluster that knows Replays."""
-    cluster.define(yaml.safe_dump_all(crds()))
+    cluster.define(crds())
     return cluster
 
 

@@ -9,20 +9,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox import CHECKOUT, SOURCE_ROOT, kubernetes, pulsar
+from sandbox import CHECKOUT, SOURCE_ROOT, installation, kubernetes, pulsar
 from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
 
-# Three brokers at a time start too slowly.
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
 
-def command(state: Path, name: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "sandbox", f"--state={state}", name],
+        [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{CHECKOUT}"},
         check=False, text=True, capture_output=True,
     )  # fmt: skip
+
+
+def command(state: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "sandbox", f"--state={state}", name)
 
 
 def pids(state: Path) -> dict[str, int]:
@@ -30,28 +33,43 @@ def pids(state: Path) -> dict[str, int]:
     return {record.stem: json.loads(record.read_text())["pid"] for record in records}
 
 
-@pytest.mark.timeout(600)
-def test_sandbox_runs_from_up_until_down(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    up = command(state, "up")
-    try:
-        assert up.returncode == 0, up.stderr
-        assert state.stat().st_mode & 0o777 == 0o700
-        attached = Sandbox.attach(state)
-        started = pids(state)
-        assert {pulsar.NAME, *kubernetes.NAMES} <= set(started)
-        assert all(psutil.pid_exists(pid) for pid in started.values())
-        assert f"export KUBECONFIG={attached.cluster.kubeconfig}" in up.stdout
-        assert f"export PULSAR_SERVICE_URL={attached.pulsar.service_url}" in up.stdout
-        assert attached.pulsar.token("superuser") not in up.stdout + up.stderr
-        assert attached.pulsar.request("GET", "/admin/v2/tenants").status == 200
+def test_up_prints_how_to_use_a_sandbox_that_runs(sandbox: Sandbox) -> None:
+    started = pids(sandbox.state)
+    up = command(sandbox.state, "up")
+    assert up.returncode == 0, up.stderr
+    assert f"export KUBECONFIG={sandbox.cluster.kubeconfig}" in up.stdout
+    assert f"export PULSAR_SERVICE_URL={sandbox.pulsar.service_url}" in up.stdout
+    assert sandbox.pulsar.token("superuser") not in up.stdout + up.stderr
+    assert pids(sandbox.state) == started
 
-        assert command(state, "up").stdout == up.stdout
-        assert pids(state) == started
-    finally:
-        down = command(state, "down")
+
+def test_started_sandbox_has_all_parts_in_a_private_folder(sandbox: Sandbox) -> None:
+    started = pids(sandbox.state)
+    assert {pulsar.NAME, *kubernetes.NAMES, installation.OPERATOR} <= set(started)
+    assert all(psutil.pid_exists(pid) for pid in started.values())
+    assert sandbox.state.stat().st_mode & 0o777 == 0o700
+    assert sandbox.pulsar.request("GET", "/admin/v2/tenants").status == 200
+
+
+STARTS = """
+import sys
+from pathlib import Path
+from sandbox.process import Processes
+
+processes = Processes(Path(sys.argv[1]))
+processes.start("part", [sys.executable, "-c", "import time; time.sleep(600)"])
+processes.leave()
+"""
+
+
+def test_down_ends_all_processes_and_deletes_the_folder(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    run("-c", STARTS, str(state)).check_returncode()
+    (pid,) = pids(state).values()
+    assert psutil.pid_exists(pid)
+    down = command(state, "down")
     assert down.returncode == 0, down.stderr
-    assert not any(psutil.pid_exists(pid) for pid in started.values())
+    assert not psutil.pid_exists(pid)
     assert not state.exists()
 
 

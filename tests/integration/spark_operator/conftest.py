@@ -1,6 +1,6 @@
 """The stand-in as a process against the real API server, in a namespace of the test's own.
 
-The modules are a group, so that one worker starts one control plane for them.
+In the API server of the sandbox another stand-in may run everything already.
 """
 
 from __future__ import annotations
@@ -16,24 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from sandbox import kubernetes, spark
+from sandbox import spark
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 
 KIND = "sparkapplication.sparkoperator.k8s.io"
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
-
-
-@pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane of its own: in the session's one a stand-in may run everything already."""
-    state = tmp_path_factory.mktemp("control-plane")
-    processes = Processes(state)
-    try:
-        yield kubernetes.start(state, processes)
-    finally:
-        processes.stop_all()
 
 
 class StandIn:

@@ -14,7 +14,7 @@ from sandbox.kubernetes import Cluster
 from tests.node.conftest import PUBLISHED, write_chart_of_stand_in
 from tests.support.documented import INSTALL, commands
 
-pytestmark = pytest.mark.xdist_group("spark operator")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.spark_operator.conftest import StandIn, eventually, session
 
-pytestmark = pytest.mark.xdist_group("spark operator")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 # Writes its argument and stays; without a Spark session it starts in a second.
 STAYING = "import sys, time; print('STARTED', *sys.argv[1:], flush=True); time.sleep(600)"

@@ -12,7 +12,7 @@ import pytest
 from sandbox.errors import SandboxError
 from tests.integration.spark_operator.conftest import StandIn, eventually, session
 
-pytestmark = pytest.mark.xdist_group("spark operator")
+pytestmark = pytest.mark.xdist_group("control plane")
 
 # Prints as JSON its arguments, the environment of its Python workers, and the rights of its
 # ServiceAccount.
