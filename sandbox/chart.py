@@ -5,6 +5,8 @@ Called by `sandbox.installation` and by the tests of the chart.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -19,6 +21,7 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 
 CHART = CHECKOUT / "charts" / "redrive"
+_EXAMPLE = "namespace-with-replays"
 
 
 def helm(*args: str, values: Mapping[str, Any] | None = None) -> str:
@@ -66,9 +69,15 @@ def prepare_replays(cluster: Cluster, namespace: str) -> None:
     Raises:
         SandboxError: the API server refused it.
     """
-    for body in render({"replay": {"namespaces": [namespace]}}):
-        if body["metadata"].get("namespace") == namespace:
-            cluster.objects.apply(body)
+    for body in json.loads(_for_example().replace(_EXAMPLE, namespace)):
+        cluster.objects.apply(body)
+
+
+@functools.cache
+def _for_example() -> str:
+    """Return the objects for the namespace `_EXAMPLE`, rendered once for all namespaces."""
+    bodies = render({"replay": {"namespaces": [_EXAMPLE]}})
+    return json.dumps([body for body in bodies if body["metadata"].get("namespace") == _EXAMPLE])
 
 
 def uninstall(cluster: Cluster, release: str, namespace: str) -> None:

@@ -37,7 +37,7 @@ _CONTROLLERS = (
 )
 _START_SECONDS = 120.0
 _ESTABLISH_SECONDS = 30.0
-_TOKEN_LIFETIME = "8760h"  # noqa: S105 - a sandbox may run for long, and its key is deleted with it
+_TOKEN_SECONDS = 8_760 * 3_600  # a sandbox may run for long, and its key is deleted with it
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Cluster:
         Raises:
             SandboxError: there is no such ServiceAccount.
         """
-        self.kubectl(
-            "wait", "--for=create", f"serviceaccount/{name}", f"--namespace={namespace}",
-            f"--timeout={_ESTABLISH_SECONDS:.0f}s",
-        )  # fmt: skip
-        token = self.kubectl(
-            "create", "token", name, f"--namespace={namespace}", f"--duration={_TOKEN_LIFETIME}"
-        ).strip()
+        deadline = time.monotonic() + _ESTABLISH_SECONDS
+        while (token := self.objects.token(name, namespace, _TOKEN_SECONDS)) is None:
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    "there is no such ServiceAccount", got=f"{namespace}/{name}", remedy="create it"
+                )
+            time.sleep(0.1)
         file = _folder(self.state) / f"{namespace}.{name}.kubeconfig"
         authority = _folder(self.state) / "ca.crt"
         _write_kubeconfig(file, self.port, authority.read_bytes(), token)

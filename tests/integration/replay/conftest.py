@@ -6,7 +6,6 @@ Python workers read it there.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -341,7 +340,6 @@ def replay_api(cluster: Cluster) -> Cluster:
 @pytest.fixture
 def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     """Apply a Replay, and return the job for it with the rights of its ServiceAccount."""
-    kubectl = replay_api.kubectl
     chart.prepare_replays(replay_api, kube_namespace)
     account = replay_api.service_account_kubeconfig(kube_namespace, "redrive-replay")
     monkeypatch.setenv("KUBECONFIG", str(account))
@@ -357,8 +355,7 @@ def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.Monke
             "metadata": {"name": name, "namespace": kube_namespace},
             "spec": {"policyRef": {"name": "orders"}, **select, **spec},
         }
-        applied = kubectl("create", "-o", "json", "-f", "-", input=json.dumps(manifest))
-        uid = json.loads(applied)["metadata"]["uid"]
+        uid = replay_api.objects.create(manifest)["metadata"]["uid"]
         broker = provisioned.broker
         job = ReplayJob(
             kube_namespace,
