@@ -12,11 +12,11 @@ from typing import Any
 
 from sandbox.pulsar import SUPERUSER
 from tests.integration.delivery.test_sequenced import SEQUENCED, recorded
-from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.provisioned_policy import ProvisionedPolicy, provision_policy
 from tests.support.user_programs import StartProgram, start_program
 from tests.support.waiting import wait_until
 
-__all__ = ["start_program"]
+__all__ = ["provision_policy", "start_program"]
 ProvisionPolicy = Callable[..., Any]
 SEED = 13
 KEYS, COUNT = "abcdef", 30
