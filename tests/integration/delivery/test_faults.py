@@ -416,7 +416,7 @@ consumer = SimpleConsumer(client, load_policy())
 for message in consumer.receive(1, timedelta(seconds=1)):
     if "attempt_of" in "{boundary}":
         consumer.attempt_of(message)
-time.sleep(30)
+time.sleep(170)
 """,
     )
     output, _ = process.communicate(timeout=180)

@@ -91,7 +91,7 @@ def test_trace_continues_after_a_handler_timeout(provision_policy: ProvisionPoli
 
         def handle(_message: object) -> None:
             consumer.stop()
-            assert buried.wait(30)
+            assert buried.wait(180)
 
         consumer.run(handle, timeout=timedelta(milliseconds=300))
 

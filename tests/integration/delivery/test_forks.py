@@ -195,7 +195,7 @@ print("[]", flush=True)
     )
     assert (refused, sent) == (["Inherited", "done"], [])
     consumer = provisioned.consumer()
-    assert [consumer.receive(30).data() for _ in range(2)] == [b"1", b"3"]
+    assert [consumer.receive(180).data() for _ in range(2)] == [b"1", b"3"]
     assert consumer.receive(1) is None
 
 

@@ -97,7 +97,7 @@ def test_the_example_of_producing_sends_its_message(
     heading = "Send messages again that may be lost"
     code = compile(example("produce", heading), heading, "exec")
     exec(code, {"client": provisioned.client("superuser")})  # noqa: S102 - our own guide
-    message = provisioned.consumer().receive(30)
+    message = provisioned.consumer().receive(180)
     assert message is not None
     assert json.loads(message.data()) == {"items": [1]}
     assert message.partition_key() == "customer-7"

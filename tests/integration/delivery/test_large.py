@@ -180,9 +180,10 @@ def test_chunks_beyond_the_limit_come_again(
     assert receive_all(consumer, 24) == applications.contents
     wait_until(lambda: not provisioned.unsettled())
     if kind is SubscriptionType.SHARED:  # of the other no broker counts redeliveries
-        assert {(event.event, event.topic) for event in events} == {
-            (Name.RECOVERED, str(provisioned.policy.topic))
-        }
+        topic = str(provisioned.policy.topic)
+        late = {(Name.COPY_DROPPED, topic)}  # to a slow broker, which delivered it again
+        reported = {(event.event, event.topic) for event in events}
+        assert reported - late == {(Name.RECOVERED, topic)}
 
 
 def test_message_settled_just_now_is_not_recovered(
@@ -243,7 +244,7 @@ def test_chunks_of_a_dead_producer_leave_the_backlog(
     consumer = provisioned.consumer()
     assert receive_all(consumer, 12) == alive.contents
     wait_until(lambda: provisioned.unsettled() == 24)
-    wait_until(lambda: not provisioned.unsettled(), 300)
+    wait_until(lambda: not provisioned.unsettled(), 400)
     assert consumer.receive(0) is None
 
 

@@ -179,7 +179,7 @@ def test_send_waits_for_an_unreachable_broker(
 ) -> None:
     provisioned = provision_policy()
     client, topic = producing(provisioned, proxy)
-    with RetryProducer(client, topic, timeout=2 * SECOND, send_retries=9) as producer:
+    with RetryProducer(client, topic, timeout=2 * SECOND, send_retries=MANY) as producer:
         producer.send(b"1")
         proxy.refuses = True
         proxy.cut()
@@ -373,7 +373,7 @@ def test_client_has_receipts_for_messages_that_are_lost(
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=300,
         )
         match = re.fullmatch(r"16 receipts, (\d+) stored\n", program.stdout)
         assert match is not None, program.stdout

@@ -65,9 +65,9 @@ def test_failing_message_climbs_the_ladder_to_a_dead_letter(
     properties = dead.properties()
     assert re.fullmatch(r"[0-9a-f]{16}", properties.pop("REDRIVE_CAUSE_FINGERPRINT"))
     failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FAILED_AT"))
-    assert abs(failed_at - datetime.now(UTC)) < timedelta(minutes=1)  # noqa: TID251 - a test
+    assert abs(failed_at - datetime.now(UTC)) < timedelta(minutes=10)  # noqa: TID251 - a test
     first_failed_at = datetime.fromisoformat(properties.pop("REDRIVE_FIRST_FAILED_AT"))
-    assert timedelta(seconds=3) - 2 * TICK <= failed_at - first_failed_at < 2 * SOON
+    assert timedelta(seconds=3) - 2 * TICK <= failed_at - first_failed_at < 4 * SOON
     assert properties == {
         "RECONSUMETIMES": "3",
         "ORIGIN_MESSAGE_ID": id_text(origin),
@@ -94,7 +94,7 @@ def test_retry_waits_for_the_requested_delay(provision_policy: ProvisionPolicy) 
     failed = time.monotonic()
     consumer.reconsume_later(message, delay=3)
 
-    again = consumer.receive(timedelta(seconds=30))
+    again = consumer.receive(SOON)
 
     waited = elapsed(failed)
     assert again.data() == b"later"

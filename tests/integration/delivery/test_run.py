@@ -44,11 +44,11 @@ def test_close_waits_for_the_in_flight_message_of_run(
 
     running = threading.Thread(target=consumer.run, args=(handle,))
     running.start()
-    assert began.wait(30)
+    assert began.wait(180)
     consumer.close()
 
     assert finished == [b"1"]
-    running.join(30)
+    running.join(180)
     assert not running.is_alive()
     assert provisioned.backlog(provisioned.policy.topic) == 1
 
@@ -67,7 +67,7 @@ def test_stop_ends_all_waiting_receptions(provision_policy: ProvisionPolicy) -> 
         thread.start()
     consumer.stop()
     for thread in waiting:
-        thread.join(30)
+        thread.join(180)
     assert len(ended) == 3
 
 
@@ -133,7 +133,7 @@ def test_a_deadline_bounds_all_attempts_together(provision_policy: ProvisionPoli
     (dead,) = provisioned.dead_letters(1)
 
     consumer.stop()
-    failing.join(30)
+    failing.join(180)
     properties = dead.properties()
     assert properties["REDRIVE_DEAD_REASON"] == "DeadlineExceeded"
     first, last = (
@@ -141,7 +141,7 @@ def test_a_deadline_bounds_all_attempts_together(provision_policy: ProvisionPoli
         for name in ("FIRST_FAILED_AT", "FAILED_AT")
     )
     # The last retry was due by then; broker and consumer may be late. All 100 would take 200 s.
-    assert timedelta(seconds=1) < last - first < timedelta(seconds=60)
+    assert timedelta(seconds=1) < last - first < timedelta(seconds=150)
 
 
 def _fail(_message: object) -> None:
@@ -166,7 +166,7 @@ def test_timed_out_handler_fails_and_late_success_is_ignored(
         attempts.append(message.properties().get("RECONSUMETIMES"))
         if len(attempts) == 2:
             consumer.stop()
-        assert given_up.acquire(timeout=30)
+        assert given_up.acquire(timeout=180)
 
     consumer.run(handle, timeout=timedelta(milliseconds=500))
     consumer.close()
@@ -193,7 +193,7 @@ def test_workers_share_the_messages_and_each_is_handled_once(
     def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
         if threading.get_ident() not in threads:
             threads.add(threading.get_ident())
-            all_at_work.wait(30)
+            all_at_work.wait(180)
         handled.append(message.data())
         if len(handled) == len(sent):
             consumer.stop()
@@ -235,7 +235,7 @@ def test_no_message_is_handled_between_pause_and_resume(provision_policy: Provis
     )
     running.start()
     provisioned.send(b"before")
-    assert arrived.get(timeout=30) == b"before"
+    assert arrived.get(timeout=180) == b"before"
 
     consumer.pause()
     consumer.pause()
@@ -244,11 +244,11 @@ def test_no_message_is_handled_between_pause_and_resume(provision_policy: Provis
         arrived.get(timeout=1)
     assert consumer.receive(timedelta(seconds=0.1)) is None
     consumer.resume()
-    assert arrived.get(timeout=30) == b"meanwhile"
+    assert arrived.get(timeout=180) == b"meanwhile"
 
     consumer.pause()
     consumer.stop()
-    running.join(30)
+    running.join(180)
     assert not running.is_alive()
 
 
@@ -285,7 +285,7 @@ def test_joining_consumer_gets_prefetch_of_a_busy_one(
         unsettled=lambda: provisioned.backlog(provisioned.policy.topic),
     )
     busy.close()
-    running.join(30)
+    running.join(180)
     assert sorted([*contents, *held]) == sorted(b"%d" % number for number in range(200))
 
 

@@ -77,14 +77,14 @@ def test_workers_failing_without_broker_keep_the_deadline(
     events: list[Event] = []
 
     def fail(_message: pulsar.Message) -> None:
-        in_hand.wait(30)
-        away.wait(30)
+        in_hand.wait(180)
+        away.wait(180)
         raise ConnectionError
 
     consumer = RetryConsumer(client, provisioned.policy, on_event=events.append)
     running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"workers": 4})
     running.start()
-    in_hand.wait(30)
+    in_hand.wait(180)
     leave(proxy, how)
     away.set()
     with awake_time() as passed:
@@ -239,7 +239,7 @@ def test_a_handler_may_close_its_consumer(provision_policy: ProvisionPolicy) -> 
     handled: list[bytes] = []
 
     def handle(message: pulsar.Message) -> None:
-        together.wait(30)
+        together.wait(180)
         consumer.close()
         handled.append(message.data())
 

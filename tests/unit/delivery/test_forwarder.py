@@ -196,7 +196,7 @@ class SlowTopics(FakeTopics):
     def create_producer(self, topic: str, **options: str) -> FakeProducer:  # type: ignore[override]
         if topic == str(TOPIC):
             self.opening.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
         return super().create_producer(topic, producer_name=options["producer_name"])
 
 
@@ -205,12 +205,12 @@ def test_slow_topic_does_not_delay_others() -> None:
     producers = Producers(topics.as_pulsar(), name="c")
     with ThreadPoolExecutor() as threads:
         slow = [threads.submit(send, producers, number) for number in range(3)]
-        assert topics.opening.wait(10)
-        threads.submit(send, producers, 4, OTHER).result(10)
+        assert topics.opening.wait(60)
+        threads.submit(send, producers, 4, OTHER).result(60)
         assert not any(sending.done() for sending in slow)
         topics.go_on.set()
         for sending in slow:
-            sending.result(10)
+            sending.result(60)
     producers.close(Deadline(10))
 
 
@@ -219,15 +219,15 @@ def test_producer_opened_during_close_is_closed() -> None:
     producers = Producers(topics.as_pulsar(), name="c")
     with ThreadPoolExecutor() as threads:
         sending = threads.submit(send, producers)
-        assert topics.opening.wait(10)
+        assert topics.opening.wait(60)
         producers.close(Deadline(10))
         topics.go_on.set()
         with pytest.raises(NotSentError, match="a consumer that is closed"):
-            sending.result(10)
+            sending.result(60)
     with pytest.raises(NotSentError, match="a consumer that is closed"):
         send(producers)
     (opened,) = topics.producers
-    assert opened.closed.wait(10)
+    assert opened.closed.wait(60)
     assert topics.stored == []
 
 
@@ -239,19 +239,19 @@ def test_sends_share_one_partition_lookup() -> None:
         def get_topic_partitions(self, topic: str) -> list[str]:
             questions.append(topic)
             lookup.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             raise pulsar.ConnectError
 
     producers = Producers(Refusing().as_pulsar(), name="c")
     with ThreadPoolExecutor() as threads:
         sending = [threads.submit(send, producers, number) for number in range(4)]
-        assert lookup.wait(10)
+        assert lookup.wait(60)
         while any(not one.running() for one in sending):
             threading.Event().wait(0.01)
         go_on.set()
         for one in sending:
             with pytest.raises(NotSentError):
-                one.result(10)
+                one.result(60)
     assert questions == [str(TOPIC)]
     producers.close(Deadline(10))
 

@@ -710,12 +710,12 @@ def test_event_that_is_not_set_times_out() -> None:
 def test_set_event_releases_every_waiter() -> None:
     event = SignalSafeEvent()
     through = []
-    waiting = [threading.Thread(target=lambda: through.append(event.wait(10))) for _ in range(3)]
+    waiting = [threading.Thread(target=lambda: through.append(event.wait(60))) for _ in range(3)]
     for thread in waiting:
         thread.start()
     event.set()
     for thread in waiting:
-        thread.join(10)
+        thread.join(60)
     assert through == [True] * 3
     assert event.wait(0)
 

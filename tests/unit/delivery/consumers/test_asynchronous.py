@@ -209,7 +209,7 @@ async def test_cancelled_opening_leaves_no_subscription(
 
     def open_slowly() -> RetryConsumer:
         entering.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return opened
 
     consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
@@ -363,7 +363,7 @@ async def test_cancelled_settlements_end_before_close(count: int) -> None:
         consumer.send(b"x")
     messages = [await consumer.receive() for _ in range(count)]
     moving = [asyncio.create_task(consumer.reconsume_later(message)) for message in messages]
-    assert await asyncio.to_thread(broker.blocked.wait, 10)
+    assert await asyncio.to_thread(broker.blocked.wait, 60)
     for task in moving:
         task.cancel()
     await asyncio.wait(moving)
@@ -379,7 +379,7 @@ async def test_hung_settlement_delays_close_until_its_timeout() -> None:
     consumer = AsyncInMemoryConsumer(POLICY, broker=broker)
     consumer.send(b"x")
     moving = asyncio.create_task(consumer.reconsume_later(await consumer.receive()))
-    assert await asyncio.to_thread(broker.blocked.wait, 10)
+    assert await asyncio.to_thread(broker.blocked.wait, 60)
     await consumer.close(timeout=0.2)
     assert not moving.done()
     broker.release.set()
@@ -396,7 +396,7 @@ class AsksTheLoop(Middleware):
     def settle(self, settle: Settle) -> Settle:
         def ask(settlement: Settlement) -> pulsar.MessageId | None:
             asking = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, result=True), self._loop)
-            self.results.append(asking.result(10))
+            self.results.append(asking.result(60))
             return settle(settlement)
 
         return ask
