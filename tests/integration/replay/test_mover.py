@@ -115,7 +115,7 @@ def test_range_of_an_unloaded_target_is_sent_by_the_protocol(
     batch: bool,  # noqa: FBT001
 ) -> None:
     monkeypatch.setattr(mover, "ClientTransport", None)
-    count = 4_000
+    count = 800
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     with held_at(count * 3 // 4) as go_on, ThreadPoolExecutor(1) as threads:
@@ -253,7 +253,7 @@ def test_lost_acknowledgements_are_repeated_by_the_next_replay(
 
 @pytest.mark.parametrize(
     ("moved", "next_replay", "batch"),  # each pair of values, in half of all combinations
-    [(1, "same", True), (1, "other", False), (500, "same", False), (500, "other", True)],
+    [(1, "same", True), (1, "other", False), (200, "same", False), (200, "other", True)],
 )
 def test_killed_run_is_resumed(
     provision_policy: ProvisionPolicy,
@@ -261,7 +261,7 @@ def test_killed_run_is_resumed(
     next_replay: str,
     batch: bool,  # noqa: FBT001
 ) -> None:
-    count = 2_000
+    count = 600
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     job = job_of(provisioned, batch=batch)
@@ -284,11 +284,11 @@ def test_run_woken_after_a_stop_stores_nothing(
     provision_policy: ProvisionPolicy,
     batch: bool,  # noqa: FBT001
 ) -> None:
-    count = 3_000
+    count = 600
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     with process(job_of(provisioned, batch=batch), count) as stopped:
-        wait_until_moved(provisioned, 500, run=stopped)
+        wait_until_moved(provisioned, 200, run=stopped)
         stopped.send_signal(signal.SIGSTOP)
         account = replay(provisioned)
         assert 0 < account.moved < count
@@ -360,11 +360,11 @@ def test_subscription_held_by_others_ends_the_run_at_once(
 def test_backlog_cleared_by_hand_does_not_count_as_moved(
     provision_policy: ProvisionPolicy,
 ) -> None:
-    count = 2_000
+    count = 600
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     job = job_of(provisioned)
-    kill_at(provisioned, job, 300, count)
+    kill_at(provisioned, job, 100, count)
     subscription = f"subscription/{DEAD_LETTER_SUBSCRIPTION}/skip_all"
     provisioned.admin("POST", provisioned.policy.dead_letter_topic, subscription)
 
@@ -446,11 +446,11 @@ def test_run_killed_among_batches_keeps_its_message_count(
     provision_policy: ProvisionPolicy,
 ) -> None:
     """They were not read before the first was moved."""
-    count = 4_000
+    count = 1_200
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count, batching_enabled=True, batching_max_messages=10)
     job = job_of(provisioned)
-    kill_at(provisioned, job, 500, count)
+    kill_at(provisioned, job, 200, count)
     assert 0 < len(provisioned.in_target()) < count
 
     account = replay(provisioned, uid=job.uid)
@@ -462,7 +462,7 @@ def test_run_killed_among_batches_keeps_its_message_count(
 
 @pytest.mark.parametrize("partitions", [0, 3])
 def test_a_run_may_send_in_batches(provision_policy: ProvisionPolicy, partitions: int) -> None:
-    count = 2_000
+    count = 600
     provisioned = provision_policy(partitions=partitions)
     provisioned.bury_many(count)
     account = runs.run(job_of(provisioned, batch=True), Local(), Notes())
@@ -525,12 +525,12 @@ def test_topics_may_be_unloaded_meanwhile(
     provision_policy: ProvisionPolicy,
     batch: bool,  # noqa: FBT001
 ) -> None:
-    count = 4_000
+    count = 1_200
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     with process(job_of(provisioned, batch=batch), count) as running:
         for _ in range(2):
-            wait_until_moved(provisioned, 500, run=running)  # since the last time
+            wait_until_moved(provisioned, 200, run=running)  # since the last time
             provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
             provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
             running.send_signal(signal.SIGCONT)

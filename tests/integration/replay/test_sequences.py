@@ -22,7 +22,7 @@ from tests.support.messages import handle_until_quiet
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
-QUIET = timedelta(seconds=5)
+QUIET = timedelta(seconds=1)
 
 
 def send(provisioned: Any, *contents: bytes) -> None:  # noqa: ANN401 - see conftest

@@ -13,6 +13,7 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
+from redrive.reading import session
 from redrive.reading.session import ProtocolConnection
 from redrive.replay import lookup
 from redrive.replay.transport import OpenProducer, ProtocolTransport, SchemaAt, StalledError
@@ -68,7 +69,7 @@ def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
 def test_receipt_counts_though_its_message_was_trimmed(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, flushes, sent = 3_000, itertools.count(), list[bytes]()
+    count, flushes, sent = 600, itertools.count(), list[bytes]()
     send, flush = ProtocolConnection.send, ProtocolConnection.flush
     provisioned = provision_policy()
     provisioned.bury_many(count)
@@ -85,6 +86,7 @@ def test_receipt_counts_though_its_message_was_trimmed(
             lose_sight_of(provisioned)
 
     with consumed(provisioned) as ids:
+        monkeypatch.setattr(session, "_BUFFER_BYTES", 8 * 1024)
         monkeypatch.setattr(ProtocolConnection, "send", note_and_send)
         monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
         account = replay(provisioned)
@@ -98,7 +100,7 @@ def test_receipt_counts_though_its_message_was_trimmed(
 def test_unused_partition_holds_nothing_after_trimming(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, opened = 3_000, list[TopicName]()
+    count, opened = 600, list[TopicName]()
     provisioned = provision_policy(partitions=3)
     provisioned.bury_many(count)
     open_ = ProtocolTransport.open
