@@ -40,7 +40,9 @@ from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
+from tests.integration.provision.test_open_broker import OPEN
 from tests.support.deduplication import deduplicate
+from tests.support.own_broker import own_broker
 from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
@@ -320,6 +322,19 @@ def spark(
         with replay_spark.spark_session(job) as session:
             session.sparkContext.setLogLevel("ERROR")
             yield session
+
+
+@pytest.fixture(scope="session")
+def open_broker(
+    shared_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
+    """A broker for development, which asks for no credentials and serves transactions.
+
+    Its tests are in the group `spark`, so that one worker starts one such broker.
+    """
+    version, state = shared_sandbox.pulsar.version, tmp_path_factory.mktemp("broker")
+    with own_broker(version, state, OPEN | {"transactionCoordinatorEnabled": "true"}) as started:
+        yield started
 
 
 @pytest.fixture

@@ -26,9 +26,7 @@ from redrive.reading.session import Session
 from redrive.reasons import Reason
 from redrive.spark.options import PARAMETERS, PLUGIN, TRUSTED
 from sandbox.pulsar import Broker
-from tests.integration.provision.test_open_broker import OPEN
 from tests.integration.replay.conftest import ROLE, ProvisionedPolicy, ProvisionPolicy
-from tests.support.own_broker import own_broker
 from tests.support.reasons import raises
 
 Give = Callable[..., None]
@@ -172,10 +170,10 @@ def issuer_of_notebook(broker: Broker, issuer: str, tmp_path: Path) -> Notebook:
 
 
 @pytest.fixture
-def open_notebook(broker: Broker, tmp_path: Path) -> Iterator[Notebook]:
+def open_notebook(open_broker: Broker) -> Notebook:
     """A notebook at a broker for development, which asks for no credentials."""
-    with own_broker(broker.version, tmp_path, OPEN) as asks_none:
-        yield asks_none, {"service.url": asks_none.service_url, "admin.url": asks_none.admin_url}
+    urls = {"service.url": open_broker.service_url, "admin.url": open_broker.admin_url}
+    return open_broker, urls
 
 
 @pytest.mark.parametrize(

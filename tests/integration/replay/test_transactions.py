@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,21 +13,17 @@ from redrive.policy.naming import TopicName
 from redrive.reading.positions import encode_number
 from redrive.replay.job import run as runs
 from sandbox.pulsar import Broker
-from sandbox.sandbox import Sandbox
 from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
-from tests.support.own_broker import own_broker
 from tests.support.raw_producer import raw_producer
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture(scope="module")
-def broker(shared_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def broker(open_broker: Broker) -> Broker:
     """A broker that serves transactions."""
-    version, state = shared_sandbox.pulsar.version, tmp_path_factory.mktemp("broker")
-    with own_broker(version, state, {"transactionCoordinatorEnabled": "true"}) as transactional:
-        yield transactional
+    return open_broker
 
 
 def send_within_transaction(broker: Broker, topic: TopicName) -> None:
