@@ -358,7 +358,8 @@ topics = st.builds(
     partitioned=st.booleans(),
     properties=st.builds(
         OwnershipRecord,
-        owner=st.sampled_from(["", str(OURS), "there/shop/orders", "here/shop/other"]),
+        owner=st.just(str(OURS))
+        | st.sampled_from(["", str(OURS), "there/shop/orders", "here/shop/other"]),
         uid=st.sampled_from(["", "uid-1", "uid-0"]),
         source=st.sampled_from(["", "orders/fulfilment", "payroll/fulfilment"]),
         created=st.booleans(),
@@ -509,6 +510,51 @@ def test_removal_gives_reason_for_topics_that_stay() -> None:
     assert removal(OURS, DeletionPolicy.DELETE, [successor]).stays == (
         f"{DEAD_LETTER} is needed by RetryPolicy shop/next",
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"properties": OwnershipRecord(str(OURS)).to_properties()}, "existed before"),
+        ({"may_delete": False}, "may not be deleted: its BrokerConnection does not allow it"),
+        (
+            {"is_of_scheme": False},
+            "has a name of spec.naming, not of its scheme, and is never deleted",
+        ),
+        (
+            {"is_of_others": True},
+            "also belongs, by its name, to a subscription of another source topic",
+        ),
+    ],
+)
+def test_protected_topic_is_not_deleted(fields: dict[str, Any], reason: str) -> None:
+    topic = replace(dead_letters_left(0), **fields)
+    plan = removal(OURS, DeletionPolicy.DELETE, [topic])
+    assert not any(isinstance(action, actions.DeleteTopic) for action in plan.actions)
+    assert plan.stays == (f"{DEAD_LETTER} {reason}",)
+
+
+def test_added_subscription_with_messages_is_kept_if_asked() -> None:
+    record = OwnershipRecord(str(OURS), subscription="redrive")
+    topic = replace(dead_letters_left(3), properties=record.to_properties())
+    deletion = actions.DeleteSubscription(DEAD_LETTER, "redrive")
+    plan = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [topic])
+    assert deletion not in plan.actions
+    assert plan.stays == (
+        f"{DEAD_LETTER} existed before",
+        f"subscription redrive on {DEAD_LETTER} holds 3 messages",
+    )
+    assert deletion in removal(OURS, DeletionPolicy.DELETE, [topic]).actions
+
+
+def test_revocation_keeps_grants_that_a_successor_needs() -> None:
+    consumes = {"a": frozenset({"consume"})}
+    record = OwnershipRecord(str(OURS), created=True, granted=consumes)
+    topic = replace(dead_letters_left(0), properties=record.to_properties(), permissions=consumes)
+    rights, _mark = removal(OURS, DeletionPolicy.REVOKE_GRANTS, [topic]).actions
+    assert isinstance(rights, actions.ChangeRights)
+    needed = replace(topic, successor=Key("shop", "next"))
+    assert removal(OURS, DeletionPolicy.REVOKE_GRANTS, [needed]).actions == ()
 
 
 @pytest.mark.parametrize("policy", WANTED)

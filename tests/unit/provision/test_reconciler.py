@@ -34,7 +34,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.client import UnavailableError
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
-from redrive.kube.resources import POLICIES, Key
+from redrive.kube.resources import PAUSE, POLICIES, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import reconciler
 from redrive.provision import reconciler as converging
@@ -48,6 +48,7 @@ from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
 from tests.support.reasons import raises
+from tests.support.reconcile_harness import KEY, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING: Any = None
@@ -69,6 +70,19 @@ READY = {
     "lastTransitionTime": "2026-01-01T00:00:00Z",
 }
 HAS_LEDGER = {"ledgerTopic": "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"}
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_paused_policy_does_not_become_progressing(
+    connection: dict[str, Any], policy: MakeBody, *, paused: bool
+) -> None:
+    body = policy()
+    body["metadata"]["annotations"] = {PAUSE: str(paused).lower()}
+    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
+        marking = PolicyReconciler(here.ctx, here.conflicts, NOTHING, here.lost)
+        await marking.mark_progressing(KEY)
+        status = here.kubernetes.objects[POLICIES][KEY].get("status")
+    assert (status is None) is paused
 
 
 async def test_settled_reconcile_takes_no_more_calls_than_planned(

@@ -9,6 +9,7 @@ import pulsar
 import pytest
 
 from redrive.admin.errors import AdminError, AdminForbiddenError, BrokerFailedError
+from redrive.policy.envelope import REPLAYS
 from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader
 from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
@@ -16,6 +17,7 @@ from redrive.reading.ranges import Partition, Range, Span
 from redrive.replay import lookup
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.outcome import RangeOutcome, StoredMessages
+from tests.support.dead_letter_rows import dead_letter
 from tests.support.reasons import raises
 
 AWAY = BrokerFailedError("503", remedy="wait")
@@ -153,3 +155,11 @@ def test_entries_of_foreign_replay_in_replica_are_ignored() -> None:
             entries.add(OF, Source(uid, 0, Position(7, entry, 0)))
     assert own.by == {3: {0: "first"}}
     assert any_of_them.by.keys() == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("replays", "cause"), [(1, ""), (2, "ReplayedTooOften"), (3, "ReplayedTooOften")]
+)
+def test_message_is_refused_at_its_limit_of_replays(replays: int, cause: str) -> None:
+    row = dead_letter(0, properties={REPLAYS: str(replays)})
+    assert lookup.refusal([row], 1, 2) == cause

@@ -123,6 +123,27 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
     assert outcome.settled == 2**deleted - 1
 
 
+@pytest.mark.parametrize(
+    ("attempts", "is_sent"), [(windows.ALONE_TRIES - 1, True), (windows.ALONE_TRIES, False)]
+)
+def test_message_is_refused_after_attempts_alone(attempts: int, *, is_sent: bool) -> None:
+    outcome = RangeOutcome({}, "uid", proven=True)
+    outcome.alone = {(0, 0): attempts}
+    window = Window(
+        cast("Sender", AtOnce()),
+        outcome,
+        Permit,
+        lambda _: None,
+        first=0,
+        is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
+        pace=Pace(),
+    )
+    window.send((0, 0), dead_letter(0), {})
+    assert ((0, 0) in window.unconfirmed) is is_sent
+    assert outcome.settled == (0 if is_sent else 1)
+
+
 def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
     acknowledged: list[DeadLetterRow] = []
     window = Window(
