@@ -8,11 +8,14 @@ import pytest
 from redrive.admin.model import (
     LONGEST_TEXT,
     AckPersistence,
+    RightsChange,
     SubscriptionStats,
     acknowledged_behind,
     read_producers,
     read_stats,
 )
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
 
 
 def subscription(**changes: object) -> dict[str, Any]:
@@ -191,3 +194,10 @@ def test_cursor_is_found_by_its_java_encoded_name() -> None:
 def test_internal_stats_not_of_a_broker_are_refused(answer: dict[str, Any]) -> None:
     with pytest.raises((AttributeError, KeyError)):
         acknowledged_behind(answer, "s")
+
+
+def test_rights_on_a_system_topic_are_revoked_only() -> None:
+    topic, produce = TopicName("shop", "prod", "__change_events"), frozenset({"produce"})
+    with pytest.raises(InvalidSpecError):
+        RightsChange(topic, "a", give=produce)
+    assert RightsChange(topic, "a", take=produce).on(produce) == frozenset()

@@ -180,6 +180,12 @@ def replay(phase: str, **status: Any) -> dict[str, Any]:  # noqa: ANN401  fields
     return {"spec": {}, "status": {"phase": phase, "conditions": conditions, **status}}
 
 
+EXPIRED = {
+    "phase": "Completed",
+    "conditions": [
+        {"type": "Ready", "status": "False", "reason": "ReviewExpired", "message": "late"}
+    ],
+}
 COUNTS = {"matched": 120, "moved": 118, "refused": 2}
 AFTERWARDS = "of the moved ones 110 handled, 2 waiting, 6 dead again"
 OUTCOME = {"handled": 110, "waiting": 2, "deadAgain": 6}
@@ -191,6 +197,11 @@ OUTCOME = {"handled": 110, "waiting": 2, "deadAgain": 6}
         (replay("Completed", run={"counts": {"moved": 5}}), "Complete: 5 moved, 0 refused", 0),
         (replay("Completed", run={"counts": COUNTS}), "Complete: 118 moved, 2 refused", 3),
         (replay("Failed", run={"counts": COUNTS}), "Failed: R: m", 1),
+        (
+            {"spec": {"mode": "Review"}, "status": EXPIRED},
+            "Complete: the review was not confirmed in time; nothing was moved",
+            1,
+        ),
         (
             replay("Completed", run={"counts": {"moved": 118}, "outcome": OUTCOME}),
             f"Complete: 118 moved, 0 refused; {AFTERWARDS}",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import actions
 from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicRole, TopicState
-from redrive.provision.diff import diff
+from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.ownership import Owner, OwnershipRecord
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
@@ -323,6 +324,14 @@ def test_foreign_data_in_config_map_is_kept(desired: Desired, before: Observed) 
     assert after is not None
     kept = dict((before.config_map or {}).get("data") or {})
     assert after["data"] == kept | CONFIG_MAP["data"]
+
+
+@pytest.mark.parametrize("labels", [{}, {"labels": {"team": "a"}}])
+def test_config_map_without_its_labels_is_patched(labels: Body) -> None:
+    have = {"metadata": {"name": "orders-redrive", **labels}, "data": CONFIG_MAP["data"]}
+    [action] = config_map_actions(CONFIG_MAP, have)
+    assert isinstance(action, actions.PatchConfigMap)
+    assert action.body["metadata"]["labels"] == LABELS
 
 
 @given(wanted, observed)

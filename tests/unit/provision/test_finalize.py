@@ -28,7 +28,7 @@ from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConflictError, ReferenceNotFoundError
+from redrive.kube.client import ConflictError, NotFoundError, ReferenceNotFoundError
 from redrive.kube.connections import Connection
 from redrive.kube.resources import SKIP_CLEANUP, TOPIC_OWNER, Key, Resource
 from redrive.kube.status import Publisher
@@ -320,6 +320,15 @@ async def test_cleanup_finalizer_depends_on_deletion_policy(
     after = await ensure_cleanup_finalizer(body, choice, out_of(api, Cache([body])))
     assert (FINALIZER in after["metadata"]["finalizers"]) is held
     assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
+
+
+async def test_finalizer_of_a_recreated_policy_is_not_added(policy: MakeBody) -> None:
+    """The policy was deleted, and created again by its name, while the finalizer was added."""
+    body = policy()
+    recreated = {**body, "metadata": {**body["metadata"], "uid": "another"}}
+    out = out_of(storing(body), Cache([recreated]))
+    with pytest.raises(NotFoundError):
+        await ensure_cleanup_finalizer(body, DeletionPolicy.DELETE, out)
 
 
 async def test_deletion_without_finalizer_announces_kept_topics(policy: MakeBody) -> None:

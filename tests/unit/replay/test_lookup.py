@@ -163,3 +163,11 @@ def test_entries_of_foreign_replay_in_replica_are_ignored() -> None:
 def test_message_is_refused_at_its_limit_of_replays(replays: int, cause: str) -> None:
     row = dead_letter(0, properties={REPLAYS: str(replays)})
     assert lookup.refusal([row], 1, 2) == cause
+
+
+@pytest.mark.parametrize(
+    ("present", "selected", "cause"), [(3, 3, ""), (3, 2, "PartOfBatch"), (2, 2, "PartOfBatch")]
+)
+def test_part_of_a_batch_is_refused(present: int, selected: int, cause: str) -> None:
+    entry = [dead_letter(0)._replace(batch_size=3)] * present
+    assert lookup.refusal(entry, selected, None) == cause

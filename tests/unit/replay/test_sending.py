@@ -144,6 +144,35 @@ def test_message_is_refused_after_attempts_alone(attempts: int, *, is_sent: bool
     assert outcome.settled == (0 if is_sent else 1)
 
 
+class OverQuota(AtOnce):
+    """A sender whose broker has no room for more messages."""
+
+    def send(
+        self, key: Key, sent: DeadLetterRow, partition: int, _properties: dict[str, str]
+    ) -> None:
+        outgoing = OutgoingDeadLetter(key, sent, partition)
+        result = pulsar.Result.ProducerBlockedQuotaExceededException
+        self.receipts.append(Receipt(outgoing, result, stored=False))
+
+
+def test_full_target_stops_later_sends_of_a_range() -> None:
+    outcome = RangeOutcome({}, "uid", proven=True)
+    window = Window(
+        cast("Sender", OverQuota()),
+        outcome,
+        Permit,
+        lambda _: None,
+        first=0,
+        is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
+        pace=Pace(),
+    )
+    window.send((0, 0), dead_letter(0), {})
+    with pytest.raises(StalledError):
+        window.drain()
+    assert outcome.doubts == {(0, 0)}
+
+
 def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
     acknowledged: list[DeadLetterRow] = []
     window = Window(

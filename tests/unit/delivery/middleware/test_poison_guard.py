@@ -63,15 +63,15 @@ class Harness:
         self.broker = InMemoryBroker(POLICY)
         self.clock = self.broker.clock
         self.ending = ExitStack()
-        self._notes = notes
+        self.notes = notes
         self._producer = InMemoryConsumer(POLICY, broker=self.broker)
         self.ids = [id_text(self._producer.send(f"{n}".encode())) for n in range(4)]
 
     def poison_guard(self, *numbers: int, parts: Parts | None = None) -> Guarded:
         """Return a guard that hands them out, *numbers* being suspects."""
-        leave_notes(self._notes, POLICY, *(self.ids[number] for number in numbers))
+        leave_notes(self.notes, POLICY, *(self.ids[number] for number in numbers))
         parts = parts or InMemoryConnection(self.broker).open(POLICY, SUBSCRIBING)
-        guard = PoisonGuard(parts, CrashLogFile(self._notes, POLICY), 3, self.bury)
+        guard = PoisonGuard(parts, CrashLogFile(self.notes, POLICY), 3, self.bury)
         self.ending.callback(guard.close)
         return Guarded(guard, parts)
 
@@ -110,6 +110,19 @@ def test_suspect_is_handled_alone(harness: Harness) -> None:
     assert poison_guard.take(SLICE) is None
     poison_guard.end(suspect)
     assert [take(poison_guard).data() for _ in range(2)] == [b"2", b"3"]
+
+
+@pytest.mark.parametrize(("crashes", "buried"), [(3, []), (4, [b"0"])])
+def test_message_is_dead_lettered_after_too_many_crashes(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, crashes: int, buried: list[bytes]
+) -> None:
+    for _ in range(crashes):
+        leave_notes(harness.notes, POLICY, harness.ids[0])
+    dead: list[bytes] = []
+    monkeypatch.setattr(harness, "bury", lambda message, _: dead.append(message.data()))
+    first = take(harness.poison_guard())
+    assert first.data() == (b"1" if buried else b"0")
+    assert dead == buried
 
 
 def test_suspect_blocks_receives_for_at_most_a_minute(

@@ -234,6 +234,26 @@ async def test_shared_right_ends_with_last_replay(place: Rights, earlier: str, l
     assert place.granted == {"billing": ["consume"]}
 
 
+async def test_right_ends_while_another_role_keeps_its_own(place: Rights) -> None:
+    """The other Replay was prepared while its connection had another role."""
+    other = policy(subscription="billing")
+    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+    place.ctx.policies.put(other)
+    place.add("first")
+    place.add("second", policyRef={"name": "billing"})
+    await place.prepare("first")
+    await place.prepare("second")
+    of_second = {"uid-second": [{**place.records["uid-second"][0], "role": "former"}]}
+    after = await place.kubernetes.patch_status(
+        resources.CONNECTIONS, Key("shop", "main"), {"targetRights": of_second}
+    )
+    place.ctx.connections.renew(after)
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+    assert place.records == of_second
+
+
 async def test_shared_right_ends_with_replays_ending_at_once(place: Rights) -> None:
     other = policy(subscription="billing")
     other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
