@@ -21,7 +21,8 @@ help: ## List the targets
 
 # Groups come first, then files in the order of their names: short ones, the unit tests, come last, so no worker
 # is idle for long.
-test: lint site ## Run lint, build the site, then run all tests against a real broker and API server
+test: ## Run lint, build the site, then run all tests against a real broker and API server
+	@$(MAKE) --no-print-directory --jobs=2 lint site
 	$(python) -m sandbox prepare
 	@echo "Six workers share a broker, an API server and an operator; suites that stop one have their own."
 	$(python) -m pytest --numprocesses=6 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
