@@ -24,7 +24,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import ReplayGoneError
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
 from redrive.replay.spec import ReplayJob
-from tests.support.held_sends import held_at
+from tests.support.held_sends import Hold, held_at
 from tests.support.local_runs import (
     EverySecond,
     Notes,
@@ -34,10 +34,13 @@ from tests.support.local_runs import (
     selecting,
     wait_until_moved,
 )
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-COUNT = 6_000
+COUNT = 1_200
+SENT = 400
+"""Messages that a run sends before its author or its target changes."""
 
 
 class Author:
@@ -49,7 +52,8 @@ class Author:
         self.is_full = threading.Event()
         self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
-        self.resume = threading.Event()
+        self.resume = Hold()
+        self._reports = 0
 
     def rate_limit(self, job: ReplayJob) -> float | None:
         return job.rate_limit
@@ -64,7 +68,8 @@ class Author:
         if pause is not None and pause.full_topic is not None:
             self.full_topics.add(pause.full_topic)
             self.is_full.set()
-        if self.wish is not DesiredState.RUN:
+        self._reports += self.wish is not DesiredState.RUN
+        if self._reports > 1:  # the tasks have got the wish after the first
             self.resume.set()
         return self.wish
 
@@ -82,7 +87,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def running(provisioned: Any, author: Author) -> Iterator[Future[Account]]:  # noqa: ANN401
     """Run a Replay of everything beside the test: a part, and the rest once it may resume."""
-    with held_at(COUNT // 4) as author.resume, ThreadPoolExecutor(1) as threads:
+    with held_at(SENT) as author.resume, ThreadPoolExecutor(1) as threads:
         try:
             yield threads.submit(runs.run, job_of(provisioned), Local(), author)
         except BaseException:
@@ -96,12 +101,12 @@ def test_suspended_run_keeps_its_account_and_resumes(
     provisioned, author = provision_policy(dead_partitions=2), Author()
     provisioned.bury_many(COUNT)
     with running(provisioned, author) as run:
-        wait_until_moved(provisioned, 1_000)
+        wait_until(author.resume.is_reached)
         author.wish = DesiredState.SUSPEND
         assert author.paused.wait(180)
         account = author.accounts[-1]
         moved = len(provisioned.in_target())
-        assert 1_000 <= moved < COUNT
+        assert SENT <= moved < COUNT
         assert (account.matched, account.moved, account.left) == (COUNT, moved, COUNT - moved)
         assert provisioned.backlog_of_dead_letters() == COUNT - moved
         provisioned.check_audit()
@@ -118,14 +123,14 @@ def test_run_waits_while_target_exceeds_its_backlog_quota(
 ) -> None:
     monkeypatch.setattr(broker, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
-    count = 4_000
+    count = 800
     provisioned, author = provision_policy(), Author()
     provisioned.bury_in_ranges(count)
     target = provisioned.policy.retry_topic
     with running(provisioned, author) as run:
-        wait_until_moved(provisioned, 1_000)
+        wait_until(author.resume.is_reached)
         quota = {"limitSize": 1, "limitTime": -1, "policy": behaviour}
-        provisioned.admin("POST", target, "backlogQuota", quota)
+        provisioned.change_policy("POST", target, "backlogQuota", quota)
         while not author.is_full.is_set():
             provisioned.admin("PUT", target, "unload")  # else it takes a minute to be noticed
             author.resume.set()
@@ -136,8 +141,8 @@ def test_run_waits_while_target_exceeds_its_backlog_quota(
         # Messages stored without a receipt are looked for when the run can send again.
         account = author.accounts[-1]
         moved = len(provisioned.in_target())
-        assert 1_000 <= moved < count
-        assert 1_000 <= account.moved <= moved
+        assert SENT <= moved < count
+        assert SENT <= account.moved <= moved
         assert account.left == count - account.moved
         provisioned.admin("DELETE", target, "backlogQuota")
         account = run.result(120)
@@ -173,7 +178,7 @@ def test_run_of_a_deleted_replay_settles_and_ends(
     provisioned, author = provision_policy(), Author()
     provisioned.bury_many(COUNT)
     with running(provisioned, author) as run:
-        wait_until_moved(provisioned, 1_000)
+        wait_until(author.resume.is_reached)
         author.wish = DesiredState.END
         with pytest.raises(ReplayGoneError):
             run.result(180)
@@ -181,7 +186,7 @@ def test_run_of_a_deleted_replay_settles_and_ends(
     topics = policy.dead_letter_topic, policy.dead_letter_subscription, policy.retry_topic
     assert audit.audit((broker.service_url, broker.admin_url), *topics) == audit.AuditFindings()
     moved = len(provisioned.in_target())
-    assert 1_000 <= moved < COUNT
+    assert SENT <= moved < COUNT
     assert replay(provisioned).moved == COUNT - moved
     assert provisioned.in_target() == numbers(COUNT)
 
