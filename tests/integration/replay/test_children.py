@@ -108,10 +108,10 @@ with Children(job.pod) as engine:
 def test_children_end_with_a_killed_driver_and_run_is_resumed(
     provision_policy: ProvisionPolicy,
 ) -> None:
-    count = 2_000
+    count = 1_000
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
-    job = dataclasses.replace(job_of(provisioned), rate_limit=1_000, pod=POD)
+    job = dataclasses.replace(job_of(provisioned), rate_limit=50, pod=POD)
     driver = subprocess.Popen(
         [sys.executable, "-c", RUN, job.encode()],
         env=os.environ | {"PYTHONPATH": str(Path(runs.__file__).parents[3])},
@@ -119,7 +119,7 @@ def test_children_end_with_a_killed_driver_and_run_is_resumed(
         text=True,
     )
     try:
-        wait_until_moved(provisioned, count // 10, run=driver)
+        wait_until_moved(provisioned, count // 20, run=driver)
         processes = psutil.Process(driver.pid).children(recursive=True)
         assert len(processes) >= POD.cores
     finally:

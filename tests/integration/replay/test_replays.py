@@ -287,22 +287,24 @@ async def test_application_state_becomes_the_replay_phase(
     settings = Settings(
         "here", (shop.name,), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
     )
-    for index, (state, phase, reason, message) in enumerate(STATES):
-        name = f"in-state-{index}"
-        await asyncio.to_thread(shop.replay, name, engine="Spark")
-        await asyncio.to_thread(shop.reaches, name, "Pending", "PolicyNotFound")
-        async with Context.open(settings) as ctx:
+    names = [f"in-state-{index}" for index in range(len(STATES))]
+    for name in names:
+        shop.replay(name, engine="Spark")
+    for name in names:
+        shop.reaches(name, "Pending", "PolicyNotFound")
+    async with Context.open(settings) as ctx:
+        for name, (state, phase, reason, message) in zip(names, STATES, strict=True):
             key = Key(shop.name, name)
             replay = ctx.replays.get(key)
             assert replay is not None
             application = application_of(replay, applicationState=state)
             ctx.applications[resources.SPARK_APPLICATIONS].put(application)
             _, status = await reconciled(key, ctx)
-        assert (status["phase"], status["Ready"]["reason"]) == (phase, reason), state
-        assert message in status["Ready"]["message"]
-        assert ("Stalled" in status) == ("Failed" in status) == (phase == "Failed")
-        assert ("Complete" in status) == (phase == "Completed")
-        assert ("completionTime" in status) == (phase in {"Completed", "Failed"})
+            assert (status["phase"], status["Ready"]["reason"]) == (phase, reason), state
+            assert message in status["Ready"]["message"]
+            assert ("Stalled" in status) == ("Failed" in status) == (phase == "Failed")
+            assert ("Complete" in status) == (phase == "Completed")
+            assert ("completionTime" in status) == (phase in {"Completed", "Failed"})
 
 
 def pod(shop: Shop, name: str, labels: dict[str, str], owner: Body | None = None) -> Body:

@@ -43,7 +43,7 @@ from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-COUNT = 2_000
+COUNT = 600
 RIGHTS = ("produce", "consume")
 
 
@@ -79,9 +79,17 @@ def move(job: ReplayJob) -> Account:
     return runs.run(job, Local(), Notes())
 
 
-def cut_off_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN401
-    """Kill the process of *job* after *moved* messages, and return how many its target has."""
-    kill_at(provisioned, job, moved, COUNT)
+def cut_off_at(
+    provisioned: Any,  # noqa: ANN401
+    job: ReplayJob,
+    moved: int,
+    count: int = COUNT,
+) -> int:
+    """Kill the process of *job* after *moved* messages, and return how many its target has.
+
+    It sends three quarters of *count*.
+    """
+    kill_at(provisioned, job, moved, count)
     stored = len(provisioned.in_target(job.destination))
     assert 0 < stored < COUNT
     return stored
@@ -152,7 +160,7 @@ def test_killed_run_to_busy_source_resumes_exactly_once(
     provisioned.bury_in_ranges(COUNT)
     with ThreadPoolExecutor(1) as threads:
         traffic = threads.submit(_produce, provisioned, source, 100)
-        cut_off_at(provisioned, job_to(provisioned, source), 500)
+        cut_off_at(provisioned, job_to(provisioned, source), 100)
         account = move(job_to(provisioned, source))
         traffic.result()
     assert account.matched == account.moved + account.skipped
@@ -180,7 +188,7 @@ def test_next_run_finds_what_a_killed_one_moved_elsewhere(
     provisioned.bury_in_ranges(COUNT)
     first, then = (source, retry) if back else (retry, source)
 
-    before = cut_off_at(provisioned, job_to(provisioned, first), 500)
+    before = cut_off_at(provisioned, job_to(provisioned, first), 100)
     account = move(job_to(provisioned, then))
 
     assert account.left == 0
@@ -200,8 +208,8 @@ def test_three_targets_in_turn_each_after_a_kill(provision_policy: ProvisionPoli
     provisioned.deduplicate(checked)
     provisioned.grant(checked, *RIGHTS)
     provisioned.bury_in_ranges(COUNT)
-    cut_off_at(provisioned, job_to(provisioned, source), 300)
-    cut_off_at(provisioned, job_to(provisioned, retry), 300)
+    cut_off_at(provisioned, job_to(provisioned, source), 100, COUNT // 3)
+    cut_off_at(provisioned, job_to(provisioned, retry), 100, COUNT // 3)
     move(job_to(provisioned, checked))
     ids = [
         message_id
@@ -222,7 +230,7 @@ def test_run_without_deduplication_needs_at_least_once(
         move(job_to(provisioned, source))
     proofs = len(provisioned.in_target(source))
     again = job_to(provisioned, source, exactly_once=False)
-    cut_off_at(provisioned, again, 300)
+    cut_off_at(provisioned, again, 100)
 
     account = move(again)
 
@@ -323,7 +331,7 @@ def test_cut_off_run_stores_nothing_after_another_replay(
         service_url = f"pulsar://127.0.0.1:{proxy.port}"
         job = dataclasses.replace(job_of(provisioned), service_url=service_url)
         cut_off = threads.submit(runs.run, job, Local(), Notes())
-        wait_until_moved(provisioned, 500)
+        wait_until_moved(provisioned, COUNT // 4)
         proxy.frozen = True
         resume.set()
         other = threads.submit(move, job_to(provisioned, source))
