@@ -32,7 +32,9 @@ from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support.documented import blocks
+from tests.support.local_runs import wait_until_moved
 from tests.support.reasons import raises
+from tests.support.waiting import wait_until
 
 REPLAYS_PAGE = "docs/reference/replays.md"
 ProvisionPolicy = Callable[..., Any]
@@ -152,8 +154,7 @@ def test_rate_limit_changes_while_a_run_moves(
     job = dataclasses.replace(job, rate_limit=1.0)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(jobs.run, job, Local(), progress)
-        while not provisioned.in_target():
-            assert not run.done()
+        wait_until_moved(provisioned, 1)
         replay_api.kubectl(
             "--namespace", job.namespace, "patch", resources.REPLAYS.plural, job.name,
             "--type=merge", "--patch", json.dumps({"spec": {"rateLimit": {"messages": 1_000}}}),
@@ -341,8 +342,8 @@ def test_run_above_its_bound_waits_for_approval(
     progress = Progress(job)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(jobs.run, job, Local(), progress)
-        while not progress.read().awaits_approval:
-            assert not run.done()
+        wait_until(lambda: run.done() or progress.read().awaits_approval)
+        assert not run.done()
         assert provisioned.in_target() == []
         replay_api.objects.put(
             {
