@@ -19,10 +19,18 @@ from sandbox.errors import SandboxError
 DEFAULT = f"registry.example/redrive:{__version__}"
 
 
+def render(
+    values: dict[str, Any], *, release: str = "redrive", namespace: str = "redrive-system"
+) -> list[dict[str, Any]]:
+    """Render the chart without its CRDs, which are most of its output."""
+    without = {"crds": {"install": False}}
+    return chart.render(without | values, release=release, namespace=namespace)
+
+
 @pytest.fixture(scope="module")
 def default() -> list[dict[str, Any]]:
     """The objects without values; tests do not change them."""
-    return chart.render({})
+    return render({})
 
 
 def objects(rendered: list[dict[str, Any]]) -> Counter[tuple[str, str, str]]:
@@ -93,7 +101,7 @@ def test_parent_chart_enables_redrive_by_a_condition(tmp_path: Path, *, enabled:
 
 
 def test_anchors_of_values_are_ignored(default: list[dict[str, Any]]) -> None:
-    assert chart.render({"x-labels": {"a": "b"}, "x-": 1}) == default
+    assert render({"x-labels": {"a": "b"}, "x-": 1}) == default
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,7 @@ def test_anchors_of_values_are_ignored(default: list[dict[str, Any]]) -> None:
 )
 def test_value_without_effect_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SandboxError, match=message):
-        chart.render(values)
+        render(values)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +132,7 @@ def test_value_without_effect_is_refused(values: dict[str, Any], message: str) -
 )
 def test_registries_apply_to_both_images(values: dict[str, Any], expected: list[str]) -> None:
     replay = {"replay": {"image": {"repository": "job"}}}
-    assert images(chart.render({"image": {"tag": "1"}} | values | replay)) == expected
+    assert images(render({"image": {"tag": "1"}} | values | replay)) == expected
 
 
 @pytest.mark.parametrize(
@@ -146,9 +154,9 @@ def test_registries_apply_to_both_images(values: dict[str, Any], expected: list[
 )
 def test_releases_of_one_name_share_no_object(values: dict[str, Any]) -> None:
     """The second one serves other namespaces, and writes to the same one."""
-    first = objects(chart.render(values, namespace="one"))
+    first = objects(render(values, namespace="one"))
     other = values | {"namespaces": ["billing"]} if "namespaces" in values else values
-    second = objects(chart.render(other, namespace="two"))
+    second = objects(render(other, namespace="two"))
     shared = {kind for kind, _, _ in first & second}
     assert shared <= {"CustomResourceDefinition"}
 
@@ -156,11 +164,11 @@ def test_releases_of_one_name_share_no_object(values: dict[str, Any]) -> None:
 def test_releases_in_one_namespace_share_no_object() -> None:
     """The other names are those of objects of the first release, or begin as they do."""
     values = {"crds": {"install": False}, "dashboard": {"enabled": True}}
-    first = chart.render(values, release="redrive")
+    first = render(values, release="redrive")
     names = {body["metadata"]["name"].partition(".")[0] for body in first} - {"redrive"}
     assert {"redrive-viewer", "redrive-replay"} <= names
     for name in names:
-        assert not objects(first) & objects(chart.render(values, release=name))
+        assert not objects(first) & objects(render(values, release=name))
 
 
 @pytest.mark.parametrize("release", ["redrive-replay", "redrive", "pay.redrive", "x"])
@@ -171,7 +179,7 @@ def test_release_of_any_name_renders_each_object_once(release: str) -> None:
         "rbac": {"secretNamespaces": ["shop"]},
         "replay": {"namespaces": ["shop"], "secret": {"token": "t"}},
     }
-    rendered = objects(chart.render(values, release=release, namespace="shop-system"))
+    rendered = objects(render(values, release=release, namespace="shop-system"))
     assert set(rendered.values()) == {1}
     labels = [name for kind, _, name in rendered if kind in {"Service", "Deployment"}]
     assert not [name for name in labels if "." in name]
@@ -179,7 +187,7 @@ def test_release_of_any_name_renders_each_object_once(release: str) -> None:
 
 def test_roles_list_kinds_and_verbs_without_wildcards() -> None:
     values = {"replay": {"namespaces": ["shop"], "launchers": {"apache": True}}}
-    roles = [body for body in chart.render(values) if body["kind"] in {"Role", "ClusterRole"}]
+    roles = [body for body in render(values) if body["kind"] in {"Role", "ClusterRole"}]
     assert {"ClusterRole", "Role"} == {role["kind"] for role in roles}
     for role in roles:
         for rule in role["rules"]:
@@ -222,7 +230,7 @@ def test_responder_patches_policies_only_under_admission_policy(
     inspector = expected | {("inspections", verb) for verb in ("create", "delete")}
     assert rights_of("inspector", default) == inspector
     expected |= {("replays", verb) for verb in ("create", "patch", "delete")}
-    without = chart.render({"admissionPolicy": {"create": False}})
+    without = render({"admissionPolicy": {"create": False}})
     assert rights_of("responder", without) == expected
     assert rights_of("responder", default) == expected | {("retrypolicies", "patch")}
     assert rights_of("approver", default) == {("replayapprovals", v) for v in ("create", "delete")}
@@ -231,9 +239,9 @@ def test_responder_patches_policies_only_under_admission_policy(
 def test_operator_and_jobs_share_no_service_account() -> None:
     values = {"replay": {"namespaces": ["shop"]}}
     with pytest.raises(SandboxError, match="would share one ServiceAccount; got redrive-replay"):
-        chart.render(values, release="redrive-replay", namespace="shop")
+        render(values, release="redrive-replay", namespace="shop")
     own = values | {"serviceAccount": {"name": "operator"}}
-    rendered = objects(chart.render(own, release="redrive-replay", namespace="shop"))
+    rendered = objects(render(own, release="redrive-replay", namespace="shop"))
     assert set(rendered.values()) == {1}
 
 
@@ -258,7 +266,7 @@ def deployment() -> dict[str, Any]:
         "livenessProbe": {"failureThreshold": 9},
         "readinessProbe": {"successThreshold": 2, "timeoutSeconds": 9},
     }
-    return the("Deployment", chart.render(values))
+    return the("Deployment", render(values))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +315,7 @@ def test_monitor_has_all_its_values(monitor: str) -> None:
     }
     where = {"namespace": "monitoring", "annotations": {"a": "b"}, "labels": {"team": "c"}}
     values = {monitor: {"enabled": True, **where, **scrape}, "commonLabels": {"team": "d"}}
-    body = the(monitor[0].upper() + monitor[1:], chart.render(values))
+    body = the(monitor[0].upper() + monitor[1:], render(values))
     assert body["metadata"]["labels"].items() >= {"team": "c"}.items()
     assert (body["metadata"]["namespace"], body["metadata"]["annotations"]["a"]) == (
         "monitoring",
@@ -324,11 +332,11 @@ def test_null_values_of_monitoring_are_absent_ones(
 ) -> None:
     """Helm removes a default where a user sets it to null."""
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))[section]
-    assert chart.render({section: None}) == default
-    enabled = chart.render({section: {"enabled": True}})
+    assert render({section: None}) == default
+    enabled = render({section: {"enabled": True}})
     assert len(enabled) == len(default) + 1
     nothing = dict.fromkeys(values.keys() - {"enabled"})
-    nulls = chart.render({section: {**nothing, "enabled": True}})
+    nulls = render({section: {**nothing, "enabled": True}})
     for body in (*enabled, *nulls):
         body["metadata"].get("labels", {}).pop("grafana_dashboard", None)  # removed by its null
     assert nulls == enabled
@@ -354,7 +362,7 @@ def test_alerts_and_dashboard_have_namespaces_of_their_own() -> None:
         "prometheusRule": {"enabled": True, "namespace": "monitoring"},
         "dashboard": {"enabled": True, "namespace": "grafana", "annotations": {"folder": "a"}},
     }
-    rendered = chart.render(values)
+    rendered = render(values)
     assert the("PrometheusRule", rendered)["metadata"]["namespace"] == "monitoring"
     maps = (body for body in rendered if body["kind"] == "ConfigMap")
     (dashboard,) = (
@@ -366,7 +374,7 @@ def test_alerts_and_dashboard_have_namespaces_of_their_own() -> None:
 
 
 def test_network_policy_permits_the_port_of_metrics() -> None:
-    rendered = chart.render({"networkPolicy": {"enabled": True}})
+    rendered = render({"networkPolicy": {"enabled": True}})
     spec = the("NetworkPolicy", rendered)["spec"]
     assert (spec["ingress"], spec["egress"]) == ([{"ports": [{"port": "http"}]}], [{}])
     deployment = the("Deployment", rendered)
@@ -376,7 +384,7 @@ def test_network_policy_permits_the_port_of_metrics() -> None:
 def test_extra_objects_are_templates() -> None:
     texts = ["kind: Text\nmetadata: {name: '{{ .Release.Name }}'}"]
     objects = [{"kind": "Object", "metadata": {"name": "{{ .Release.Namespace }}"}}]
-    rendered = chart.render({"extraObjects": texts + objects})
+    rendered = render({"extraObjects": texts + objects})
     assert the("Text", rendered)["metadata"]["name"] == "redrive"
     assert the("Object", rendered)["metadata"]["name"] == "redrive-system"
 
@@ -397,7 +405,7 @@ def test_extra_objects_are_templates() -> None:
 )
 def test_misspelt_value_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SandboxError, match=message):
-        chart.render(values)
+        render(values)
 
 
 def test_packaged_chart_has_license_readme_and_kinds(tmp_path: Path) -> None:
