@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from redrive.api import Body, LauncherName
@@ -95,6 +95,7 @@ class Launcher:
         return self.run(application)
 
 
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 MAX_LENGTH = 500
 """Length to which a line is cut."""
 
@@ -206,7 +207,7 @@ def kubeflow_run(application: Body) -> SparkRun:
     return SparkRun(
         kind=resources.SPARK_APPLICATIONS.kind,
         key=key,
-        created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
+        created=_created(application),
         state=state,
         phase=_PHASES.get(state, Phase.SUBMITTED),
         error=root_cause(current.get("errorMessage", ""), ".status.applicationState.errorMessage"),
@@ -281,7 +282,7 @@ def apache_run(application: Body) -> SparkRun:
     return SparkRun(
         kind=resources.APACHE_SPARK_APPLICATIONS.kind,
         key=key,
-        created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
+        created=_created(application),
         state=state,
         phase=_phase(state, ended.get("currentStateSummary", "")),
         error=_error(ended, current),
@@ -290,6 +291,11 @@ def apache_run(application: Body) -> SparkRun:
         serving=f"have the Spark operator watch the namespace {key.namespace} "
         "(workloadResources.namespaces.data in its Helm chart), or start it",
     )
+
+
+def _created(application: Body) -> datetime:
+    """Return the creation time; the earliest one if an API server sent none."""
+    return moment_of(application["metadata"].get("creationTimestamp")) or _EARLIEST
 
 
 def _phase(state: str, ended: str) -> Phase:
@@ -392,7 +398,7 @@ def job_run(job: Body) -> SparkRun:
     return SparkRun(
         kind=resources.JOBS.kind,
         key=key,
-        created=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
+        created=_created(job),
         state=state,
         phase=phase,
         error=": ".join(filter(None, map(failure.get, ("reason", "message")))),

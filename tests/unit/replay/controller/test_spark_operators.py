@@ -19,7 +19,9 @@ from redrive.reasons import Reason
 from redrive.replay.controller import launch
 from redrive.replay.controller.spark_operators import (
     APPLICATION,
+    LAUNCHERS,
     MAX_LENGTH,
+    Launcher,
     apache_manifest,
     apache_run,
     choose_engine,
@@ -512,3 +514,13 @@ def test_failed_job_shows_reason_and_awaits_no_driver() -> None:
 def job_with(status: dict[str, Any]) -> dict[str, Any]:
     metadata = {"name": "a", "namespace": "shop", "creationTimestamp": "2026-11-22T00:00:00Z"}
     return {"metadata": metadata, "status": status}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.resource.group)
+@pytest.mark.parametrize("created", [{}, {"creationTimestamp": None}, {"creationTimestamp": "x"}])
+def test_application_of_a_faulty_api_server_is_open(
+    launcher: Launcher, created: dict[str, Any]
+) -> None:
+    """Listeners of the caches read its state: an error would end the event of the watch."""
+    run = launcher.run({"metadata": {"namespace": "shop", "name": "x", **created}})
+    assert run.phase is Phase.SUBMITTED
