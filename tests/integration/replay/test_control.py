@@ -69,7 +69,7 @@ class Author:
             self.full_topics.add(pause.full_topic)
             self.is_full.set()
         self._reports += self.wish is not DesiredState.RUN
-        if self._reports > 1:  # the tasks have got the wish after the first
+        if self._reports > 1:  # after the first, the tasks get their permit
             self.resume.set()
         return self.wish
 

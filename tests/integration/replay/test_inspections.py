@@ -128,7 +128,7 @@ def test_failed_inspection_shows_error_of_its_job(shop: Shop) -> None:
     shop.declare_inspection()
     token = shop.sandbox.pulsar.token("stranger")
     shop.lend("Secret", "pulsar-inspector", stringData={"token": token})
-    shop.inspect("refused", ttlAfterFinished="1s")
+    shop.inspect("refused")
 
     status = shop.inspection("refused")
 
@@ -136,5 +136,6 @@ def test_failed_inspection_shows_error_of_its_job(shop: Shop) -> None:
     assert "TopicUnreadable" in status["Failed"]["message"]
     assert status["run"]["failure"]["reason"] == "TopicUnreadable"
     assert not status["run"].get("causes")
+    shop.inspect("refused", ttlAfterFinished="1s")
     shop.kubectl("wait", "--for=delete", "inspection/refused", f"--timeout={SECONDS}s")
     shop.kubectl("wait", "--for=delete", f"job/{status['job']}", f"--timeout={SECONDS}s")
