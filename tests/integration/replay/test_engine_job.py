@@ -13,6 +13,7 @@ from tests.support.replay_shop import (
     check_no_token_leaked,
     shop,
 )
+from tests.support.waiting import wait_until
 
 __all__ = ["shop"]
 
@@ -49,10 +50,12 @@ def test_jobs_replay_with_and_without_a_condition(shop: Shop) -> None:
 def test_deleted_job_is_relaunched_and_moves_once(shop: Shop) -> None:
     shop.declare()
     shop.bury(6, "WarehouseDown")
-    shop.replay("again", rateLimit={"messages": 1})  # so that one sees it run
+    shop.replay("again", rateLimit={"messages": 1, "per": "10s"})
     name = shop.reaches("again", "Running")["job"]
     uid = shop.applications()[0]["metadata"]["uid"]
     shop.kubectl("delete", "job", name)
+    wait_until(lambda: [job for job in shop.applications() if job["metadata"]["uid"] != uid])
+    shop.replay("again", rateLimit={"messages": 1_000})
 
     status = shop.reaches("again", "Completed")
 
