@@ -14,7 +14,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help check test test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist site demo sandbox sandbox-down lock
+.PHONY: help check test mutants test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist site demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -43,6 +43,9 @@ lint: ## Check style, types and the imports between layers
 
 check: lint ## Run lint and the unit tests: for every commit, in a few minutes
 	$(python) -m pytest --numprocesses=2 --dist=loadfile tests/unit
+
+mutants: ## Break some rules of the product, one at a time, and have the unit test of each fail (10 minutes)
+	$(python) -m pytest --numprocesses=2 --dist=loadgroup -o python_files='mutant_*.py' tests/mutants
 
 test-images: ## Build both images by the documented commands and look into them (root, mmdebstrap, buildah)
 	$(python) -m pytest -o python_files='image_*.py' -o timeout=1800 --durations=5 tests/images

@@ -4,24 +4,12 @@ import dataclasses
 from datetime import timedelta
 from string import ascii_letters, digits
 
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import OutageLimits, Policy, SubscriptionType
 from redrive.policy.naming import Scheme, TopicName
-
-# For test_mutants.py: the same examples in every run, and no time spent on making them small.
-settings.register_profile(
-    "mutants",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=50,
-    phases=[Phase.explicit, Phase.generate],
-    report_multiple_bugs=False,
-)
 
 STEPS = {".", ".."}  # path segments that lead to another address
 entities = st.text(ascii_letters + digits + "-=:._", min_size=1, max_size=12).filter(

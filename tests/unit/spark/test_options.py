@@ -96,6 +96,11 @@ def test_write_to_a_system_topic_is_refused(name: str) -> None:
     assert options.write_options(LEAST).topic == TopicName("shop", "prod", "orders")
 
 
+def test_addresses_of_another_scheme_are_refused() -> None:
+    assert "service.url must be an address of Pulsar" in refused(service_url="http://pulsar:8080")
+    assert "admin.url must be an HTTP address" in refused(admin_url="pulsar://pulsar:6650")
+
+
 def test_topic_pattern_needs_admin_url_and_one_namespace() -> None:
     values = {"service.url": "pulsar://p", "topicsPattern": "persistent://shop/prod/orders-.*"}
     with pytest.raises(InvalidSpecError, match="topicsPattern requires"):

@@ -33,7 +33,7 @@ from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.keys import KEY_ID
 from redrive.replay.controller.reconciler import reconcile
-from redrive.replay.evidence import LedgerKey
+from redrive.replay.evidence import KEY_BYTES, LedgerKey
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import FakeKubernetes, edit
@@ -442,6 +442,19 @@ async def test_replay_waits_for_the_lost_key_of_its_ledger() -> None:
     api.objects[resources.SECRETS][OPERATOR_SECRET]["data"] |= {"before": entry, "a": "b", "c": ""}
     assert await key_of_job(api, context) == lost.secret.hex()
     assert context.brokers.properties[KEY_ID] == lost.id  # type: ignore[attr-defined]
+
+
+async def test_short_key_of_the_operator_is_not_used() -> None:
+    api, context = storing(replay()), ctx(replays=[replay()])
+    provide(api)
+    short = base64.b64encode((b"k" * (KEY_BYTES - 1)).hex().encode()).decode()
+    api.objects[resources.SECRETS][OPERATOR_SECRET]["data"] = {"current": short}
+    now = dataclasses.replace(context, kubernetes=api)
+    assert await reconcile(KEY, now, asyncio.Lock()) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "LedgerKeyLost"
+    assert "no key" in message
+    assert context.brokers.properties == {}  # type: ignore[attr-defined]
 
 
 async def test_unreadable_secret_needs_consent_of_the_account(api: FakeKubernetes) -> None:
