@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -54,6 +55,7 @@ class Cache:
         self._bodies = {Key.of(body): keep(body) for body in bodies}
         self._listeners: list[Listener] = []
         self._indexes: dict[Callable[[Body], Hashable], Index] = {}
+        self._turns: dict[Callable[[Body], Turn | None], Turns] = {}
         self._derived: dict[Key, dict[Callable[..., Any], _Derived]] = {}
         self._threads = FairSlots(1)
 
@@ -119,6 +121,12 @@ class Cache:
             self._indexes[value_of] = Index(self, value_of)
         return self._indexes[value_of]
 
+    def turns(self, turn_of: Callable[[Body], Turn | None]) -> Turns:
+        """Return the queues of the objects by *turn_of*; one instance for each function."""
+        if turn_of not in self._turns:
+            self._turns[turn_of] = Turns(self, turn_of)
+        return self._turns[turn_of]
+
     def derive(self, make: Callable[..., T], body: Body, *others: object) -> T:
         """Return *make* of *body* and *others*, computed once for each generation.
 
@@ -172,6 +180,8 @@ class Cache:
     def _notify(self, key: Key, before: Body | None, after: Body | None) -> None:
         for index in self._indexes.values():  # first, because listeners read them
             index.note(key, before, after)
+        for turns in self._turns.values():
+            turns.note(key, after)
         for listener in self._listeners:
             listener(key, before, after)
 
@@ -215,6 +225,47 @@ class Index:
                 del self._by_value[value]
         if after is not None:
             self._by_value[self._value_of(after)][key] = after
+
+
+class Turn(NamedTuple):
+    """Turn of an object in a queue, in which the lowest rank is first."""
+
+    queue: Hashable
+    rank: tuple[Any, ...]
+
+
+class Turns:
+    """Objects of a cache in queues by rank, so that the first is found without a visit of all.
+
+    Args:
+        bodies: the objects.
+        turn_of: returns the turn of an object; None if it waits in no queue.
+    """
+
+    def __init__(self, bodies: Iterable[Body], turn_of: Callable[[Body], Turn | None]) -> None:
+        self._turn_of = turn_of
+        self._turn: dict[Key, Turn] = {}
+        self._queues: dict[Hashable, list[tuple[tuple[Any, ...], Key]]] = defaultdict(list)
+        for body in bodies:
+            self.note(Key.of(body), body)
+
+    def first(self, queue: Hashable, count: int) -> tuple[tuple[tuple[Any, ...], Key], ...]:
+        """Return the ranks and keys of at most *count* objects, the lowest rank first."""
+        return tuple(self._queues.get(queue, ())[:count])
+
+    def note(self, key: Key, after: Body | None) -> None:
+        """Apply a change."""
+        turn = None if after is None else self._turn_of(after)
+        before = self._turn.pop(key, None)
+        if before is not None and before != turn:
+            entries = self._queues[before.queue]
+            del entries[bisect_left(entries, (before.rank, key))]
+            if not entries:
+                del self._queues[before.queue]
+        if turn is not None:
+            self._turn[key] = turn
+            if turn != before:
+                insort(self._queues[turn.queue], (turn.rank, key))
 
 
 def needs_reconcile(before: Body | None, after: Body | None) -> bool:

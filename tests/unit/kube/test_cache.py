@@ -15,7 +15,7 @@ import pytest
 
 from redrive.api import Body
 from redrive.errors import InvalidSpecError
-from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.cache import Cache, Turn, needs_reconcile
 from redrive.kube.resources import (
     APACHE_SPARK_APPLICATIONS,
     CONFIG_MAPS,
@@ -159,6 +159,30 @@ def test_index_follows_changes_before_listeners_run() -> None:
     assert [object_["metadata"]["resourceVersion"] for object_ in index.get("red")] == ["10", "9"]
     assert (index.count("red"), index.count("blue"), len(table)) == (2, 0, 2)
     assert [index.first("red", count) for count in (0, 1, 9)] == [(), (b,), (b, c)]
+
+
+def test_turns_follow_changes_before_listeners_run() -> None:
+    def turn_of(object_: Body) -> Turn | None:
+        metadata = object_["metadata"]
+        return Turn(metadata["color"], (metadata["age"],)) if "age" in metadata else None
+
+    def made(name: str, color: str, **metadata: object) -> Body:
+        return body(name=name, color=color, **{"resourceVersion": "9", **metadata})
+
+    table = Cache([made("a", "red", age=3), made("b", "red", age=2), made("c", "red")])
+    turns = table.turns(turn_of)
+    assert table.turns(turn_of) is turns
+    seen: list[str] = []
+    table.listen(lambda *_: seen.append("".join(key.name for _, key in turns.first("red", 9))))
+    table.put(made("c", "red", age=1))
+    table.put(made("b", "red", age=4, resourceVersion="10"))
+    table.put(made("a", "blue", age=3, resourceVersion="10"))
+    table.put(made("d", "red", age=4))
+    table.put(made("c", "red", resourceVersion="10"))
+    table.drop(made("b", "red"))
+    assert seen == ["cba", "cab", "cb", "cbd", "bd", "d"]
+    assert turns.first("red", 0) == ()
+    assert turns.first("blue", 1) == (((3,), Key("n", "a")),)
 
 
 def test_managed_fields_are_not_retained() -> None:

@@ -29,6 +29,7 @@ from redrive.api.replay_status import FINAL, is_admitted
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
+from redrive.kube.cache import Turn
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
@@ -385,24 +386,32 @@ def _check_priority(replay: Body, ctx: Context) -> None:
     Raises:
         ReplayInProgress: another Replay has priority.
     """
-    policy = policy_of(replay)
-    running = [
+    key, policy, own_rank = Key.of(replay), policy_of(replay), _rank(replay)
+    earlier = (
         other
-        for other in _with_application(policy.namespace, ctx)
-        if policy_of(other) == policy and (is_admitted(other) or not was_launched(other))
-    ]
-    pending = (
-        other
-        for other in ctx.replays.index(policy_of).get(policy)
-        if _rank(other) < _rank(replay) and not is_dormant(other)
+        for rank, other in ctx.replays.turns(turn_of).first(policy, 2)
+        if rank < own_rank and other != key
     )
-    for other in _others(replay, chain(running, pending)):
-        if not is_final(other):
-            raise Reason.REPLAY_IN_PROGRESS.error(
-                "another Replay of the same policy has priority",
-                got=str(Key.of(other)),
-                remedy="wait for it to end, or delete it; this one starts automatically then",
-            )
+    running = (
+        Key.of(other)
+        for other in _others(replay, _with_application(policy.namespace, ctx))
+        if policy_of(other) == policy
+        and not is_final(other)
+        and (is_admitted(other) or not was_launched(other))
+    )
+    for other in chain(earlier, running):
+        raise Reason.REPLAY_IN_PROGRESS.error(
+            "another Replay of the same policy has priority",
+            got=str(other),
+            remedy="wait for it to end, or delete it; this one starts automatically then",
+        )
+
+
+def turn_of(replay: Body) -> Turn | None:
+    """Return the place of a Replay in the queue of its policy; None if it does not block others."""
+    if is_final(replay) or is_dry_run(replay) or is_dormant(replay):
+        return None
+    return Turn(policy_of(replay), _rank(replay))
 
 
 def namespace_of(replay: Body) -> str:

@@ -16,13 +16,13 @@ from redrive.api import Body
 from redrive.api.conditions import is_ready, reason, written_ready
 from redrive.api.replay_status import FINAL, ReplayStatus
 from redrive.kube import resources
-from redrive.kube.cache import Cache, Index, needs_reconcile
+from redrive.kube.cache import Cache, Index, Turns, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key, Resource
 from redrive.reasons import Reason
-from redrive.replay.controller.admission import is_dormant, is_final, namespace_of, policy_of
+from redrive.replay.controller.admission import is_final, namespace_of, policy_of, turn_of
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
 from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher, find_application
@@ -64,13 +64,13 @@ def _watching(applications: Cache) -> Callable[..., Awaitable[None]]:
 
 def _listen(ctx: Context, controller: Controller) -> None:
     """Enqueue the Replays that later changes affect."""
+    turns = ctx.replays.turns(turn_of)
 
     @ctx.replays.listen
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after) or _reported(before) != _reported(after):
             controller.enqueue(key)
-        if _gives_way(after) and not _gives_way(before):
-            _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
+        _enqueue_first(key, (before, after), turns, controller)
         is_over = after is None or is_final(after)
         if is_over and not is_final(before or {}) and _has_run(after or before or {}, ctx):
             _enqueue_next(key.namespace, ctx, controller)
@@ -144,9 +144,18 @@ def listen_to_connections(ctx: Context, enqueue: Callable[[Key], None]) -> None:
                 enqueue(Key.of(policy))
 
 
-def _gives_way(replay: Body | None) -> bool:
-    """Return True if *replay* does not block other Replays of its policy. None is a deleted one."""
-    return replay is None or is_final(replay) or is_dormant(replay)
+def _enqueue_first(
+    key: Key, change: tuple[Body | None, Body | None], turns: Turns, controller: Controller
+) -> None:
+    """Enqueue the Replay that a change of *key* made the first of its policy; all others wait."""
+    before, after = (None if body is None else turn_of(body) for body in change)
+    if before == after:
+        return
+    for queue in {turn.queue for turn in (before, after) if turn is not None}:
+        for rank, first in turns.first(queue, 1):
+            preceded = before is not None and before.queue == queue and before.rank < rank
+            if first == key or preceded:
+                controller.enqueue(first)
 
 
 def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:

@@ -536,6 +536,30 @@ def test_running_replay_precedes_an_older_one() -> None:
         admit(older, ctx(replays=[younger, older]))
 
 
+def test_other_replays_of_the_policy_do_not_slow_down_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A policy may have ten thousand; each would look at all others at each reconcile."""
+    suspended = [replay(f"s{n:03}", spec={"suspend": True}) for n in range(300)]
+    pending = [replay(f"p{n:03}", age=1) for n in range(300)]
+    crowded = ctx(replays=[*reversed(pending), *suspended])
+    assert admit(pending[0], crowded).job.name == "p000"
+    looks = 0
+    name_of = launch.name_of
+
+    def count(body: Mapping[str, Any], kind: resources.Resource = resources.REPLAYS) -> str:
+        nonlocal looks
+        looks += 1
+        return name_of(body, kind)
+
+    monkeypatch.setattr(launch, "name_of", count)
+    assert admit(pending[0], crowded).job.name == "p000"
+    for body in pending[1:]:
+        with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/p000'"):
+            admit(body, crowded)
+    assert looks < 10 * len(pending)
+
+
 def test_launched_replay_precedes_without_its_application() -> None:
     """The younger was launched while the older was suspended."""
     older, younger = replay("older", age=1), launched(replay("younger", age=2))

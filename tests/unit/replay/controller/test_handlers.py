@@ -23,7 +23,7 @@ from redrive.kube.resources import Key
 from redrive.replay import selection
 from redrive.replay.controller import handlers, launch
 from redrive.replay.controller.reconciler import reconcile
-from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
+from tests.unit.replay.controller.test_admission import connection, ctx, launched, policy, replay
 
 
 async def test_replay_is_reconciled_when_job_starts_or_stops_moving(
@@ -230,6 +230,49 @@ async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(
     assert await seen() == ["a-1", "b-0"]
     applications.drop(application)
     assert await seen() == ["a-1", "b-0"]
+    await controller.stop()
+
+
+async def test_end_of_a_replay_wakes_only_the_next_of_its_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    async def look(key: Key, *_: object) -> Requeue:
+        looked.append(key.name)
+        return Requeue.ON_CHANGE
+
+    async def seen() -> list[str]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return [looked.pop(0) for _ in tuple(looked)]
+
+    def later(body: dict[str, Any], **more: object) -> dict[str, Any]:
+        return {**body, "metadata": body["metadata"] | {"resourceVersion": "2"}, **more}
+
+    monkeypatch.setattr(handlers, "reconcile", look)
+    running, suspended = launched(replay("running", age=9)), replay("s", spec={"suspend": True})
+    waiting = [replay(f"r{n}", age=n) for n in range(1, 6)]
+    elsewhere = replay("elsewhere", spec={"policyRef": {"name": "another"}})
+    made = ctx(replays=[*reversed(waiting), suspended, elsewhere, running])
+    made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    assert len(await seen()) == 8
+    made.replays.drop(waiting[3])
+    assert await seen() == ["r4"]
+    made.replays.drop(running)
+    assert await seen() == ["running", "r1"]
+    stalls = {"type": "Stalled", "status": "True", "reason": "ReplayNotSafe", "message": "no"}
+    made.replays.put(later(waiting[0], status={"conditions": [stalls]}))
+    assert await seen() == ["r2"]
+    ended = replay("r2", age=2, ended_at="2026-01-01T00:00:00Z")
+    made.replays.put(later(ended))
+    assert sorted(await seen()) == ["r2", "r3"]
+    # It may have missed the end of the one that it waited for.
+    corrected = later(waiting[0], status={})
+    corrected["metadata"]["resourceVersion"] = "3"
+    made.replays.put(corrected)
+    assert await seen() == ["r1"]
     await controller.stop()
 
 
