@@ -202,9 +202,10 @@ class Reason(enum.StrEnum):
     LIMIT_EXCEEDED = _ReasonRow("LimitExceeded", STALLED,
         "the namespace has more policies, or a topic more partitions, than "
         "[`limits`](rights.md#limits) of its rule allow; or the grants on topics of a "
-        "Pulsar namespace exceed the record in which the broker stores them",
-        "delete unused policies, set fewer partitions, revoke grants, or raise the "
-        "limit",
+        "Pulsar namespace exceed the record in which the broker stores them; or Replays of the "
+        "namespace need grants at too many targets",
+        "delete unused policies, set fewer partitions, revoke grants, wait for other Replays to "
+        "end, or raise the limit",
         requeue=Requeue.SLOW_BACKOFF)
     ROLE_NOT_ALLOWED = _ReasonRow("RoleNotAllowed", STALLED,
         "the connection does not allow policies to grant this role access to this topic",

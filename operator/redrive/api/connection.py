@@ -454,6 +454,10 @@ class RuleUsage(StatusModel):
     """Number of RetryPolicies in these namespaces that use the connection."""
 
 
+MAX_TARGET_RIGHTS = 64
+"""Maximum number of targets at which one Replay has grants."""
+
+
 class TargetRights(StatusModel):
     """Grants that the operator made to the replay role at a target."""
 
@@ -515,7 +519,7 @@ class BrokerConnectionStatus(StatusModel):
 
     target_rights: (
         Annotated[
-            Mapping[str, Annotated[tuple[TargetRights, ...], Field(max_length=64)]],
+            Mapping[str, Annotated[tuple[TargetRights, ...], Field(max_length=MAX_TARGET_RIGHTS)]],
             Field(max_length=1_000),
         ]
         | None

@@ -211,7 +211,7 @@ def checked_spec(replay: Body) -> ReplaySpec:
 
 
 def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[TopicName]:
-    """Yield the targets of other Replays of the same policy that were launched or have ended.
+    """Yield the targets of other Replays of the same policy that were launched.
 
     An interrupted run may have sent messages without a record, which the next run searches for.
     The phase is reported by jobs alone, so targets of Completed Replays are included.
@@ -237,13 +237,15 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
 
 
 def _policy_of_ended_elsewhere(replay: Body) -> Key | None:
-    """Return the policy of a Replay that ended with another target than the retry topic, or None.
+    """Return the policy of a run that ended with another target than the retry topic, or None.
 
-    So thousands of pending Replays are not visited for each of them.
+    So thousands of pending Replays are not visited for each of them. The annotation of the end is
+    no evidence of a launch: the author may create a Replay with it.
     """
     target = replay["spec"].get("target") or {}
     is_elsewhere = target.get("type", Target.RETRY) != Target.RETRY
-    return policy_of(replay) if is_elsewhere and is_final(replay) else None
+    has_run = is_final(replay) and was_launched(replay)
+    return policy_of(replay) if is_elsewhere and has_run else None
 
 
 def _with_application(namespace: str, ctx: Context) -> Iterator[Body]:

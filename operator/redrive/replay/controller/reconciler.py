@@ -193,7 +193,7 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
         shown = error if policy is None else shown_to(policy, error)
         conditions, explained = explain(judged, shown)
         fields = explained | fields  # `fields` has the state of a run whose pods do not start
-        requeue = requeue_after_error(error, judged)
+        requeue = await _requeue_stopped(judged, error, ctx)
     current = _current(replay, ctx)
     if fields.get("phase") not in FINAL:
         conditions = (*conditions, *_template_warnings(replay, conditions, ctx))
@@ -206,6 +206,17 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
     for event in events:
         await _publisher(ctx).emit(replay, event)
     return requeue
+
+
+async def _requeue_stopped(replay: Body, error: RedriveError, ctx: Context) -> Requeue:
+    """Return the requeue time of a Replay that *error* stops.
+
+    A Replay that blocks no others gives its rights back: any number of them may wait.
+    """
+    is_dormant = error.stalls or error.reason is Reason.SUSPENDED
+    if is_dormant and not await rights.release_waiting(_current(replay, ctx), ctx):
+        return Requeue.BACKOFF
+    return requeue_after_error(error, replay)
 
 
 async def _prepare(replay: Body, reported: ReplayStatus, ctx: Context) -> tuple[ObjectEvent, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
@@ -22,7 +22,7 @@ from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import RightsChange
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent
-from redrive.api.connection import BrokerConnectionStatus, TargetRights
+from redrive.api.connection import MAX_TARGET_RIGHTS, TargetRights
 from redrive.api.replay_status import FINAL
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
@@ -34,7 +34,7 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
-from redrive.replay.controller.spark_operators import find_application
+from redrive.replay.controller.spark_operators import find_application, was_launched
 
 FINALIZER = "redrive.io/target-rights"
 """Finalizer that keeps a deleted Replay until its rights are revoked."""
@@ -46,6 +46,13 @@ revoked."""
 
 NEEDED = frozenset({"produce", "consume"})
 """Rights to send to a target and to search it for messages that were sent before."""
+
+MAX_OF_NAMESPACE = 128
+"""Maximum number of records that the Replays of one Kubernetes namespace have in the status of a
+connection. The status is shared by all namespaces, and the API server bounds its size."""
+MAX_STORED = 1_000
+"""Number of records in the status of a connection above which those of missing Replays are
+forgotten. Such a Replay lost its finalizer."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +74,15 @@ async def grant(
 
     Raises:
         AdminNotFoundError: the topic is gone.
+        LimitExceeded: the Replays of the namespace have too many records.
         RedriveError: the right can't be recorded, or not be granted.
     """
     async with _locks.setdefault(topic, asyncio.Lock()):
         namespace = await connection.admin.namespace(topic.namespace_name)
+        if not namespace.exists(topic):
+            raise AdminNotFoundError(
+                f"the topic {topic} does not exist", remedy="create it, or correct the name"
+            )
         missing = NEEDED - namespace.permissions.get(str(topic), {}).get(role, frozenset())
         record = TargetRights(topic=str(topic), role=role, actions=tuple(sorted(missing)))
         added = missing.union(*_actions_of_others(replay, record, connection.key, ctx))
@@ -87,30 +99,88 @@ async def _record(replay: Body, record: TargetRights, connection: Key, ctx: Cont
     current = ctx.replays.get(Key.of(replay)) or replay
     if record in records and has_finalizer(current, FINALIZER):
         return
-    await add_finalizer(current, FINALIZER, _publisher(ctx))
     others = [other for other in records if other.topic != record.topic]
-    await _write(replay, [*others, record], connection, ctx)
+    _check_number(replay, len(others) + 1, connection, ctx)
+    await add_finalizer(current, FINALIZER, _publisher(ctx))
+    await _write(replay, [*others, record], connection, ctx, _missing(replay, connection, ctx))
+
+
+def _check_number(replay: Body, count: int, connection: Key, ctx: Context) -> None:
+    """Check that *replay* may have *count* records.
+
+    Raises:
+        LimitExceeded: with them, it or the Replays of its namespace have too many.
+    """
+    namespace, uid = Key.of(replay).namespace, replay["metadata"]["uid"]
+    of_others = sum(
+        len(records)
+        for other, records in _stored(connection, ctx).items()
+        if other != uid
+        and any(Key.of(holder).namespace == namespace for holder in _with_uid(other, ctx))
+    )
+    if count > MAX_TARGET_RIGHTS or of_others + count > MAX_OF_NAMESPACE:
+        raise Reason.LIMIT_EXCEEDED.error(
+            f"the replay role would need rights for this Replay at more than {MAX_TARGET_RIGHTS} "
+            f"targets, or for all Replays of namespace {namespace} at more than "
+            f"{MAX_OF_NAMESPACE}",
+            got=f"{count}, and {of_others} for other Replays",
+            remedy="wait for other Replays to end, or delete ended Replays to targets that are no "
+            "longer used; this Replay starts automatically then",
+        )
+
+
+def _missing(replay: Body, connection: Key, ctx: Context) -> list[str]:
+    """Return the uids of recorded Replays that do not exist, if there are many records.
+
+    An author may remove the finalizer, so these records could fill the status.
+    """
+    stored = _stored(connection, ctx)
+    if sum(map(len, stored.values())) < MAX_STORED and len(stored) < MAX_STORED // 2:
+        return []
+    own = replay["metadata"]["uid"]
+    missing = [uid for uid in stored if uid != own and not _with_uid(uid, ctx)]
+    for uid in missing:
+        logger.warning(
+            "the rights of a Replay that was deleted without its finalizer are forgotten, revoke "
+            "them at the broker: %s",
+            stored[uid],
+        )
+    return missing
 
 
 def _records_of(replay: Body, connection: Key, ctx: Context) -> tuple[TargetRights, ...]:
     """Return the records of *replay* in the status of one connection."""
-    body = ctx.connections.get(connection)
-    return () if body is None else _all_records(body).get(replay["metadata"]["uid"], ())
+    own = _stored(connection, ctx).get(replay["metadata"]["uid"], ())
+    return tuple(map(TargetRights.model_validate, own))
 
 
-def _all_records(connection: Body) -> Mapping[str, tuple[TargetRights, ...]]:
+def _stored(connection: Key, ctx: Context) -> Mapping[str, Sequence[Body]]:
     """Return the records in the status of a connection, by the uid of their Replay."""
-    rights = (connection.get("status") or {}).get("targetRights")
-    status = BrokerConnectionStatus.model_validate({"targetRights": rights})
-    return status.target_rights or {}
+    status = (ctx.connections.get(connection) or {}).get("status") or {}
+    return status.get("targetRights") or {}
+
+
+def _with_uid(uid: str, ctx: Context) -> tuple[Body, ...]:
+    return ctx.replays.index(_uid).get(uid)
+
+
+def _uid(replay: Body) -> str:
+    return str(replay["metadata"]["uid"])
 
 
 async def _write(
-    replay: Body, records: Iterable[TargetRights], connection: Key, ctx: Context
+    replay: Body,
+    records: Iterable[TargetRights],
+    connection: Key,
+    ctx: Context,
+    forgotten: Iterable[str] = (),
 ) -> None:
-    """Replace the records of *replay* in the status of a connection; those of others stay."""
+    """Replace the records of *replay* in the status of a connection.
+
+    Those of others stay, except of the Replays with the uids *forgotten*.
+    """
     written = [record.to_manifest() for record in records] or None
-    fields = {"targetRights": {replay["metadata"]["uid"]: written}}
+    fields = {"targetRights": {**dict.fromkeys(forgotten), replay["metadata"]["uid"]: written}}
     after = await ctx.kubernetes.patch_status(resources.CONNECTIONS, connection, fields)
     ctx.connections.renew(after)
 
@@ -128,6 +198,22 @@ async def release(replay: Body, ctx: Context) -> None:
             await _take_back(replay, record, connection, ctx)
     replay = ctx.replays.get(Key.of(replay)) or replay
     await remove_finalizer(replay, FINALIZER, _publisher(ctx))
+
+
+async def release_waiting(replay: Body, ctx: Context) -> bool:
+    """Call `release` for a Replay that does not block others, unless it was launched.
+
+    Returns:
+        False if it has to be repeated.
+    """
+    if was_launched(replay) or find_application(replay, ctx) is not None:
+        return True
+    try:
+        await release(replay, ctx)
+    except RedriveError as error:
+        logger.warning("rights of a waiting Replay could not be revoked, retrying: %s", error)
+        return False
+    return True
 
 
 async def release_deleted(replay: Body, ctx: Context) -> Requeue:
@@ -209,17 +295,15 @@ def _actions_of_others(
     Records of Replays without the finalizer are ignored, because they are never revoked.
     """
     uid, broker = replay["metadata"]["uid"], _broker(connection, ctx)
-    holders = {
-        other["metadata"]["uid"] for other in ctx.replays if has_finalizer(other, FINALIZER)
-    } - {uid}
     return [
-        other.actions
-        for body in ctx.connections
-        if _broker(Key.of(body), ctx) == broker
-        for holder, records in _all_records(body).items()
-        if holder in holders
+        tuple(other["actions"])
+        for key in map(Key.of, ctx.connections)
+        if _broker(key, ctx) == broker
+        for holder, records in _stored(key, ctx).items()
+        if holder != uid
         for other in records
-        if (other.topic, other.role) == (record.topic, record.role)
+        if (other["topic"], other["role"]) == (record.topic, record.role)
+        and any(has_finalizer(body, FINALIZER) for body in _with_uid(holder, ctx))
     ]
 
 

@@ -405,7 +405,7 @@ def test_earlier_replays_add_grants_at_their_targets() -> None:
         {},
     ]
     earlier = [
-        replay(f"ended-{number}", spec=spec, ended_at="2026-01-01T00:00:00Z")
+        launched(replay(f"ended-{number}", spec=spec, ended_at="2026-01-01T00:00:00Z"))
         for number, spec in enumerate(targets)
     ]
     context = ctx(replays=earlier)
@@ -426,6 +426,12 @@ def test_status_of_another_replay_adds_no_grants(phase: str) -> None:
     assert tuple(former_targets(replay(), context, TopicName.parse(ORDERS))) == (
         TopicName.parse(ORDERS),
     )
+
+
+def test_annotated_end_without_launch_adds_no_grants() -> None:
+    """An author may create Replays with the annotation, and with any targets."""
+    forged = replay("forged", spec={"target": {"type": "Source"}}, ended_at="2026-01-01T00:00:00Z")
+    assert admit(replay(), ctx(replays=[forged])).grants == ()
 
 
 def test_former_targets_visit_no_pending_replay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,14 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import has_finalizer
 from redrive.reasons import Reason
-from redrive.replay.controller import rights
+from redrive.replay.controller import launch, rights
 from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.prerequisites import prepare_target
 from redrive.replay.controller.reconciler import reconcile
+from redrive.replay.controller.spark_operators import APPLICATION
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,9 +69,12 @@ class Rights:
         self.ctx.replays.renew(after)
 
     async def end(self, name: str, phase: str) -> None:
-        """Have a Replay come to its end."""
+        """Have a launched Replay come to its end."""
         await self.change(name, {"phase": phase, "completionTime": "2026-01-01T00:00:00Z"})
-        ended = {"metadata": {"annotations": {ENDED_AT: "2026-01-01T00:00:00Z"}}}
+        body = self.body(name)
+        assert body is not None
+        annotations = {ENDED_AT: "2026-01-01T00:00:00Z", APPLICATION: launch.name_of(body)}
+        ended = {"metadata": {"annotations": annotations}}
         after = await self.kubernetes.patch(resources.REPLAYS, Key("shop", name), ended)
         self.ctx.replays.renew(after)
 
@@ -411,6 +416,72 @@ async def test_next_replay_has_right_at_target_of_failed_one(
     place.add("next", target={"type": "Retry"})
     await place.prepare("next")
     assert place.granted.get("replayer") == (BOTH if exists else None)
+    assert set(place.records) == ({"uid-next"} if exists else set())
     await place.end("next", "Completed")
     await place.reconcile("next")
     assert place.granted == {"billing": ["consume"]}
+
+
+async def recorded(place: Rights, number: int, namespace: str | None) -> None:
+    """Record rights of *number* Replays of *namespace*; of missing ones with None."""
+    record = {"topic": f"{PREFIX}/elsewhere", "role": "replayer", "actions": BOTH}
+    records = {f"uid-other-{n}": [record] for n in range(number)}
+    after = await place.kubernetes.patch_status(
+        resources.CONNECTIONS, Key("shop", "main"), {"targetRights": records}
+    )
+    place.ctx.connections.renew(after)
+    for n in range(number if namespace else 0):
+        body = replay(f"other-{n}", spec=CHECKED)
+        body["metadata"]["namespace"] = namespace
+        place.ctx.replays.put(body)
+
+
+async def test_records_of_a_namespace_are_bounded(place: Rights) -> None:
+    await recorded(place, rights.MAX_OF_NAMESPACE, "shop")
+    place.add("first")
+    before = dict(place.records)
+    with raises(Reason.LIMIT_EXCEEDED, match="wait for other Replays to end"):
+        await place.prepare("first")
+    assert place.records == before
+    assert place.granted == {"billing": ["consume"]}
+
+
+async def test_records_of_another_namespace_do_not_count(place: Rights) -> None:
+    await recorded(place, rights.MAX_OF_NAMESPACE, "billing")
+    place.add("first")
+    await place.prepare("first")
+    assert place.granted["replayer"] == BOTH
+
+
+@pytest.mark.parametrize("number", [1, rights.MAX_STORED // 2])
+async def test_many_records_of_missing_replays_are_forgotten(place: Rights, number: int) -> None:
+    """An author may remove the finalizer of a Replay and delete it, as often as they like."""
+    await recorded(place, number, None)
+    place.add("first")
+    await place.prepare("first")
+    assert place.granted["replayer"] == BOTH
+    forgotten = number > 1
+    assert set(place.records) == {"uid-first"} | (set() if forgotten else {"uid-other-0"})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_suspended_replay_gives_its_rights_back(place: Rights, *, fails: bool) -> None:
+    """Suspended Replays block no others, so any number of them may wait."""
+    place.add("first")
+    await place.prepare("first")
+    assert place.records
+    after = await place.kubernetes.patch(
+        resources.REPLAYS, Key("shop", "first"), {"spec": {"suspend": True}}
+    )
+    place.ctx.replays.renew(after)
+    if fails:
+        place.broker.fault = answering(500)
+        assert await place.reconcile("first") is Requeue.BACKOFF
+        place.broker.fault = None
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+    assert place.records == {}
+    body = place.body("first")
+    assert body is not None
+    assert not has_finalizer(body, rights.FINALIZER)
+    assert body["status"]["conditions"][0]["reason"] == Reason.SUSPENDED
