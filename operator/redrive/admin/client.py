@@ -49,6 +49,7 @@ from redrive.admin.model import (
     bounded,
     combine_partitions,
     name_set,
+    read_flag,
     read_internal_stats,
     read_metadata,
     read_names,
@@ -192,7 +193,7 @@ class TopicCalls(Calls):
         """Return the clusters that have a topic, its own included."""
         path = f"{topic_path(topic)}/replication?applied=true"
         return await self._get(
-            f"read the clusters of {topic}", path, lambda answer: frozenset(answer or ())
+            f"read the clusters of {topic}", path, lambda answer: name_set(answer or ())
         )
 
     async def deduplicates(self, topic: TopicName) -> bool:
@@ -203,7 +204,7 @@ class TopicCalls(Calls):
         """
         path = f"{topic_path(topic)}/deduplicationEnabled?applied=true"
         does = f"read deduplication of {topic}"
-        return await self._get(does, path, lambda answer: answer is True)
+        return await self._get(does, path, read_flag)
 
     async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
         """Return the names of a topic's subscriptions, in one call unless a partition is missing.
@@ -214,7 +215,7 @@ class TopicCalls(Calls):
         does = f"read the subscriptions of {topic}"
         if not partitioned:
             path = f"{topic_path(topic)}/subscriptions"
-            return TopicSubscriptions((await self._get(does, path, frozenset),))
+            return TopicSubscriptions((await self._get(does, path, name_set),))
         return TopicSubscriptions(await self._partition_stats(does, topic, _NAMES_ONLY, read_names))
 
     async def receivers(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:

@@ -329,6 +329,17 @@ def name_set(value: Any) -> frozenset[str]:  # noqa: ANN401  JSON
     return frozenset(value)
 
 
+def read_flag(answer: Any) -> bool:  # noqa: ANN401  JSON
+    """Parse a setting that is on or off, or not set.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(answer, bool | None):
+        raise TypeError("neither true nor false")
+    return answer is True
+
+
 def _text_map(value: Mapping[str, Any] | None) -> dict[str, str]:
     name_set((value or {}).values())
     return dict(value or {})
@@ -450,7 +461,7 @@ def read_names(part: Mapping[str, Any]) -> frozenset[str]:
     Raises:
         KeyError, TypeError: it is not an answer of a broker.
     """
-    return frozenset(part["subscriptions"])
+    return name_set(part["subscriptions"])
 
 
 def read_receivers(part: Mapping[str, Any]) -> frozenset[str]:

@@ -76,7 +76,10 @@ class Cache:
         key = Key.of(body)
         before = self._bodies.get(key)
         if before is None or version(before) <= version(body):
-            after = self._bodies[key] = self._keep(body)
+            after = self._keep(body)
+            for value_of in self._indexes:
+                value_of(after)  # before any change: an object that lacks a field changes no index
+            self._bodies[key] = after
             self._notify(key, before, after)
 
     def renew(self, body: Body) -> None:

@@ -201,7 +201,7 @@ class Kubernetes:
             NotFoundError: it does not exist.
         """
         answer = await self._call("GET", resource.path(*key), accept=_METADATA_ONLY)
-        return answer["metadata"].get("annotations") or {}
+        return _object(answer, resource.plural)["metadata"].get("annotations") or {}
 
     async def create(self, resource: Resource, body: Body) -> Body:
         """Create *body*; fields that are not in the schema are refused, never dropped.

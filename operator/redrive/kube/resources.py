@@ -178,12 +178,14 @@ _FIELDS: Mapping[str, type] = {
     "name": str, "namespace": str, "creationTimestamp": str, "deletionTimestamp": str,
     "generation": int, "labels": dict, "annotations": dict, "finalizers": list,
 }  # fmt: skip
+_WITHOUT_SCHEMA = frozenset(kind.group for kind in APPLICATIONS.values())
+"""Groups whose kinds may have no schema: a user may write any conditions."""
 
 
 def malformed(body: Body) -> str:
     """Return how an answer or event of an API server is no object; empty for an object.
 
-    It needs an identity, and mappings where an object has mappings.
+    It needs an identity, and the forms of fields that every kind has.
     """
     metadata = body.get("metadata") if isinstance(body, dict) else None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
@@ -193,12 +195,35 @@ def malformed(body: Body) -> str:
     for name, kind in _FIELDS.items():
         if not isinstance(metadata.get(name), kind | None):
             return f"a {name} that is not of type {kind.__name__}"
-    if not all(isinstance(body.get(name), dict | None) for name in _MAPPINGS):
-        return "a field that is not a mapping"
+    texts = [
+        text for name in ("labels", "annotations") for text in (metadata.get(name) or {}).values()
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        return "a label or an annotation that is not text"
     owners = metadata.get("ownerReferences") or []
     if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
         return "owners that are not mappings"
+    return _malformed_content(body)
+
+
+def _malformed_content(body: Body) -> str:
+    if not all(isinstance(body.get(name), dict | None) for name in _MAPPINGS):
+        return "a field that is not a mapping"
+    conditions = (body.get("status") or {}).get("conditions")
+    if conditions is None or str(body.get("apiVersion")).partition("/")[0] in _WITHOUT_SCHEMA:
+        return ""
+    if not isinstance(conditions, list) or not all(map(_is_condition, conditions)):
+        return "conditions without type and status"
     return ""
+
+
+def _is_condition(value: object) -> bool:
+    words, texts = ("type", "status"), ("reason", "message", "lastTransitionTime")
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(word), str) for word in words)
+        and all(isinstance(value.get(text), str | None) for text in texts)
+    )
 
 
 def is_version(text: object) -> bool:

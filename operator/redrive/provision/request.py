@@ -92,8 +92,8 @@ class Priority(enum.Enum):
         written = body.get("status") or {}
         held = "retryTopic" in written and "blockedBy" not in written
         if "deletionTimestamp" not in body["metadata"]:  # a deleting policy may delete topics
-            stalled = {c["reason"] for c in written.get("conditions") or () if c["type"] == STALLED}
-            if stalled - WAITS:
+            written_conditions = written.get("conditions") or ()
+            if {c.get("reason") for c in written_conditions if c["type"] == STALLED} - WAITS:
                 return cls.STALLED if held else cls.INACTIVE
         return cls.HELD if held else cls.OPEN
 

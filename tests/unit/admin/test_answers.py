@@ -11,13 +11,15 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
+from inspect import iscoroutinefunction, signature
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
 
 from redrive.admin.access import Access
-from redrive.admin.client import Admin
+from redrive.admin.client import Admin, TopicCalls
 from redrive.admin.http import Http
 from redrive.admin.model import RANGES, NamespaceState
 from redrive.admin.policies import DelaysWithin, KeepsBacklog, LimitsBacklog, Ttl, evicting
@@ -70,14 +72,24 @@ SETTINGS = {
     RANGES: "9", "backlogQuotaDefaultLimitGB": "1", "backlogQuotaDefaultLimitSecond": "9",
     "backlogQuotaDefaultLimitBytes": "9",
 }  # fmt: skip
+SCHEMA = {"version": 1, "type": "JSON", "data": "{}", "properties": {"a": "b"}}
+LISTED: Mapping[str, Any] = {
+    "/persistent/t/n": [f"{TOPIC}-partition-0"], "/partitioned": [f"{TOPIC}-partition-0"],
+    "/version": "4.0.8",
+}  # fmt: skip
 
 
 class Read(NamedTuple):
-    """A call, a valid answer to it, and how the operator uses the result."""
+    """A call, a valid answer to it, and how the operator uses the result.
+
+    Attributes:
+        others: fixed answers to other requests of the call, by the end of their path.
+    """
 
     call: Callable[[Admin], Awaitable[Any]]
     answer: Any
     use: Callable[[Any], object] = lambda result: result
+    others: Mapping[str, Any] = LISTED
 
 
 def _use_namespace(state: NamespaceState) -> object:
@@ -135,7 +147,29 @@ READS: dict[str, Read] = {
     "default quota": Read(lambda a: a.default_backlog_quota(), SETTINGS),
     "clusters": Read(lambda a: a.clusters(), ["a"]),
     "tenant": Read(lambda a: a.tenant_exists("t"), ["t/n"]),
+    "topics": Read(lambda a: a.topics("t/n"), [f"{TOPIC}"], others={}),
+    "version": Read(lambda a: a.version(), "4.0.8", others={}),
+    "schema": Read(lambda a: a.schema(TOPIC), SCHEMA, lambda s: s.fingerprint if s else ""),
+    "schemas": Read(lambda a: a.schemas(TOPIC), {"getSchemaResponses": [SCHEMA]},
+                    lambda read: [schema.fingerprint for schema in read]),
+    "clusters of a topic": Read(lambda a: a.replicated_to(TOPIC), ["a"]),
+    "deduplication": Read(lambda a: a.deduplicates(TOPIC), answer=True),
+    "subscriptions of one": Read(lambda a: a.subscriptions(TOPIC, partitioned=False), ["s"],
+                                 lambda read: sorted(read.names)),
+    "receivers": Read(lambda a: a.receivers(TOPIC, partitioned=True), PARTS,
+                      lambda read: sorted(read.names)),
+    "receivers of one": Read(lambda a: a.receivers(TOPIC, partitioned=False), PART,
+                             lambda read: sorted(read.names)),
+    "quotas in force": Read(lambda a: a.quotas_in_force(TOPIC), QUOTAS, evicting,
+                            {**LISTED, "/namespaces/t/n": POLICIES, "/runtime": SETTINGS}),
 }  # fmt: skip
+ANY_TEXT = {"version"}
+"""Calls that refuse no text: a version that cannot be parsed is unknown."""
+
+
+def written(answer: Any) -> bytes:  # noqa: ANN401
+    """Return an answer as a broker writes it: a text alone is no JSON."""
+    return (answer if isinstance(answer, str) else json.dumps(answer)).encode()
 
 
 def variants(answer: Any) -> Iterator[bytes]:  # noqa: ANN401
@@ -181,15 +215,14 @@ async def test_hostile_answer_is_refused_or_bounded(name: str) -> None:
     read, body = READS[name], b""
 
     async def answer(request: web.Request) -> web.Response:
-        if request.path.endswith(("/persistent/t/n", "/partitioned")):
-            return web.json_response([f"{TOPIC}-partition-0"])
-        if request.path.endswith("/version"):
-            return web.Response(text="4.0.8")
+        ends = (end for end in read.others if request.path.endswith(end))
+        if (end := next(ends, None)) is not None:
+            return web.Response(body=written(read.others[end]))
         return web.Response(body=body)
 
     refused = 0
     async with serving(answer) as url, Http.open() as http:
-        body = json.dumps(read.answer).encode()
+        body = written(read.answer)
         assert read.use(await read.call(Admin(http, url, Access.bearer("x")))) is not None
         for body in variants(read.answer):
             try:
@@ -199,4 +232,17 @@ async def test_hostile_answer_is_refused_or_bounded(name: str) -> None:
                 refused += 1
                 continue
             assert all(abs(number) < HIGHEST for number in numbers(used)), body
-    assert refused > len(HOSTILE) // 3
+    assert refused > len(HOSTILE) // 3 or name in ANY_TEXT
+
+
+def test_every_reading_call_gets_hostile_answers() -> None:
+    calls = [read.call for read in READS.values()]
+    tried = {name for call in calls if isinstance(call, FunctionType)
+             for name in call.__code__.co_names}  # fmt: skip
+    methods = vars(TopicCalls) | vars(Admin)
+    reading = {
+        name
+        for name, method in methods.items()
+        if iscoroutinefunction(method) and signature(method).return_annotation != "None"
+    }
+    assert {name for name in reading if not name.startswith("_")} <= tried

@@ -59,10 +59,28 @@ def test_malformed_event_is_ignored() -> None:
     times = ("creationTimestamp", "deletionTimestamp")
     wrong += [body(**{field: []}) for field in (*fields, *times)]
     wrong += [body(finalizers="x"), body(resourceVersion="9" * 5_000), body(ownerReferences=[1])]
+    wrong += [body(annotations={"a": 1}), body(labels={"a": 1})]
+    conditions: list[Any] = [7, {"type": "Ready"}, [7], [{}], [{"type": 1, "status": "True"}]]
+    wrong += [{**body(), "status": {"conditions": written}} for written in conditions]
     for kind, object_ in itertools.product(("ADDED", "MODIFIED", "DELETED"), wrong):
         cache.on_event({"type": kind, "object": object_})
     assert calls == []
     assert list(cache) == [body()]
+
+
+def test_object_that_lacks_an_indexed_field_changes_nothing() -> None:
+    first = {**body(), "spec": {"to": "x"}}
+    cache = Cache([first])
+    names = cache.index(lambda object_: str(object_["metadata"]["name"]))
+    targets = cache.index(lambda object_: str(object_["spec"]["to"]))
+    for wrong in (body(generation=2), body(name="b")):
+        with pytest.raises(KeyError):
+            cache.put(wrong)
+    assert list(cache) == [first]
+    assert names.get("a") == targets.get("x") == (first,)
+    assert names.get("b") == ()
+    cache.put({**body(generation=2), "spec": {"to": "y"}})
+    assert (targets.count("x"), targets.count("y"), names.count("a")) == (0, 1, 1)
 
 
 async def test_derived_aside_is_computed_once_beside_the_loop() -> None:

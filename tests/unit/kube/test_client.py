@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from inspect import iscoroutinefunction
+from itertools import cycle
 from pathlib import Path
+from types import FunctionType
 from urllib.parse import unquote
 
 import pytest
@@ -16,7 +19,13 @@ from aiohttp.test_utils import RawTestServer
 
 from redrive.errors import RedriveError
 from redrive.kube import client, resources
-from redrive.kube.client import ForbiddenError, Kubernetes, UnavailableError, Versions
+from redrive.kube.client import (
+    ForbiddenError,
+    Kubernetes,
+    UnavailableError,
+    Versions,
+    kubernetes_error,
+)
 from redrive.kube.context import Context, Settings
 from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -77,6 +86,12 @@ async def test_server_without_valid_answer_is_unavailable(answer: bytes, kubecon
 
 STATUSES = (100, 204, 206, 301, 302, 304, 400, 401, 403, 404, 405, 406, 409, 410, 413, 415, 422,
             429, 500, 501, 502, 503, 504, 520, 599, 999)  # fmt: skip
+CONDITIONS = (
+    b"7", b'"x"', b'{"type": "Ready"}', b"[7]", b"[null]", b"[[]]", b"[{}]",
+    b'[{"type": "Ready"}]', b'[{"type": 1, "status": "True"}]', b'[{"type": "Ready", "status": 1}]',
+    b'[{"type": "Ready", "status": "True", "reason": []}]',
+    b'[{"type": "Ready", "status": "True", "lastTransitionTime": 1}]',
+)  # fmt: skip
 OBJECT = b'{"metadata": {"name": "a", "namespace": "n", "uid": "1", "resourceVersion": "1"%s}%s}'
 BODIES = (
     b"", b"null", b"[]", b"7", b'"text"', b"{}", b"{nonsense", b"\xff\xfe\x00", b"<html>no</html>",
@@ -90,14 +105,25 @@ BODIES = (
     OBJECT % (b', "creationTimestamp": 1', b""),
     OBJECT % (b', "ownerReferences": [null]', b""), OBJECT % (b"", b', "spec": []'),
     OBJECT % (b"", b', "status": "x"'), OBJECT % (b"", b', "data": 1'),
+    OBJECT % (b', "annotations": {"a": 1}', b""), OBJECT % (b', "labels": {"a": null}', b""),
+    *(OBJECT % (b"", b', "status": {"conditions": %s}' % conditions) for conditions in CONDITIONS),
 )  # fmt: skip
+PAGE = b'{"metadata": {"resourceVersion": "1"}, "items": [%s]}'
 PAGES = (
     b'{"metadata": {}}', b'{"metadata": {}, "items": {}}', b'{"metadata": {}, "items": [null]}',
     b'{"metadata": null, "items": []}', b'{"metadata": {}, "items": [{"metadata": 1}]}',
     b'{"metadata": {"continue": 1}, "items": []}',
-    b'{"metadata": {"resourceVersion": "1"}, "items": [%s]}' % (OBJECT % (b', "labels": 1', b"")),
+    PAGE % (OBJECT % (b', "labels": 1', b"")),
 )  # fmt: skip
-BODY = {"metadata": {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "1"}}
+REVIEWS = tuple(
+    b'{"metadata": {}, "status": %s}' % status
+    for status in (b"null", b"[]", b"{}", b'{"allowed": null}', b'{"allowed": "true"}')
+)
+BODY = {
+    "apiVersion": "v1",
+    "kind": "Thing",
+    "metadata": {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "1"},
+}
 KEY = Key("n", "a")
 Call = Callable[[Kubernetes], Awaitable[object]]
 CALLS: dict[str, Call] = {
@@ -108,7 +134,12 @@ CALLS: dict[str, Call] = {
     "create": lambda api: api.create(resources.CONFIG_MAPS, BODY),
     "patch": lambda api: api.patch(resources.LEASES, KEY, {}),
     "patch status": lambda api: api.patch_status(resources.POLICIES, KEY, {}),
-    "read a key": lambda api: api.read_secret_key(KEY, "token"),
+    "apply status": lambda api: api.apply_status(resources.REPLAYS, BODY, {}, "m"),
+    "annotations": lambda api: api.annotations(resources.SECRETS, KEY),
+    "read a token": lambda api: api.read_secret_key(KEY, "token"),
+    "read a key": lambda api: api.read_key(resources.CONFIG_MAPS, KEY, "ca.crt"),
+    "own right": lambda api: api.is_allowed({"verb": "get"}),
+    "right of an account": lambda api: api.account_may(KEY, {"verb": "get"}),
 }
 UNREAD: dict[str, Call] = {
     "dry run": lambda api: api.dry_run(resources.CONFIG_MAPS, BODY),
@@ -116,21 +147,36 @@ UNREAD: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("name", [*CALLS, *UNREAD])
-async def test_each_wrong_answer_is_a_redrive_error(name: str, kubeconfig: Path) -> None:
-    """Statuses and bodies that an API server, or a proxy before it, can give to a call."""
-    call = (CALLS | UNREAD)[name]
-    reply = b""
+LOGGED: dict[str, Call] = {
+    "emit": lambda api: api.emit(
+        BODY, kind="Normal", reason="Done", message="m", now=datetime(2026, 1, 1, tzinfo=UTC)
+    ),
+}
+ALL_KINDS = [kind for kind in vars(resources).values() if isinstance(kind, Resource)]
+Answer = tuple[int, bytes]
+
+
+def wrong_answers(name: str) -> Iterator[Answer]:
+    """Yield statuses and bodies that an API server, or a proxy before it, can give to a call."""
+    yield from ((s, b'{"kind": "Status"}') for s in STATUSES if name not in UNREAD or s // 100 != 2)
+    # Of calls whose answer is not read, the status alone counts, and a body that is a JSON object.
+    bodies = BODIES[:5] if name in UNREAD else BODIES
+    bodies += PAGES if name in {"list", "versions"} else ()
+    bodies += REVIEWS if "right" in name else ()
+    yield from ((200, body) for body in bodies)
+    errors = cycle(status for status in STATUSES if status >= 400)
+    yield from zip(errors, bodies, strict=False)
+
+
+async def accepted(call: Call, answers: Iterable[Answer], kubeconfig: Path) -> list[Answer]:
+    """Return the answers with which *call* raised no `RedriveError`."""
+    reply, without_error = b"", list[Answer]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply)
         writer.close()
 
-    answers = [(s, b'{"kind": "Status"}') for s in STATUSES if name in CALLS or s // 100 != 2]
-    # Of other calls the status alone counts, and a body that is a JSON object.
-    answers += [(200, body) for body in BODIES if name in CALLS or body in BODIES[:5]]
-    answers += [(200, body) for body in PAGES if name in {"list", "versions"}]
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         write_kubeconfig(kubeconfig, server.sockets[0].getsockname()[1])
         async with Kubernetes.connect() as kubernetes:
@@ -141,7 +187,51 @@ async def test_each_wrong_answer_is_a_redrive_error(name: str, kubeconfig: Path)
                     await call(kubernetes)
                 except RedriveError:
                     continue
-                pytest.fail(f"accepted: {status} {body[:100]!r}")
+                without_error.append((status, body[:100]))
+    return without_error
+
+
+@pytest.mark.parametrize("name", [*CALLS, *UNREAD])
+async def test_each_wrong_answer_is_a_redrive_error(name: str, kubeconfig: Path) -> None:
+    assert await accepted((CALLS | UNREAD)[name], wrong_answers(name), kubeconfig) == []
+
+
+async def test_each_wrong_answer_to_an_event_is_logged(
+    kubeconfig: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = list(wrong_answers("emit"))
+    assert len(await accepted(LOGGED["emit"], answers, kubeconfig)) == len(answers)
+    logged = [record for record in caplog.records if "was not created" in record.getMessage()]
+    assert len(logged) == len(answers)
+    assert not any(record.exc_info for record in logged)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: f"{kind.plural}.{kind.group}")
+async def test_malformed_object_in_a_list_is_a_redrive_error(
+    kind: Resource, kubeconfig: Path
+) -> None:
+    """Conditions of kinds that may have no schema are the text of a user, and never read."""
+    pages = {PAGE % body: body for body in BODIES if body.startswith(b'{"metadata"')}
+    answers = [(200, page) for page in pages]
+    got = await accepted(lambda api: api.list(kind), answers, kubeconfig)
+    free = [body for body in pages.values() if b"conditions" in body]
+    expected = free if kind in resources.APPLICATIONS.values() else []
+    assert got == [(200, (PAGE % body)[:100]) for body in expected]
+
+
+def test_every_call_gets_each_wrong_answer() -> None:
+    calls = (CALLS | UNREAD | LOGGED).values()
+    tried = {name for call in calls if isinstance(call, FunctionType)
+             for name in call.__code__.co_names}  # fmt: skip
+    public = {name for name, method in vars(Kubernetes).items() if iscoroutinefunction(method)}
+    assert {name for name in public if not name.startswith("_")} <= tried
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status >= 300])
+def test_error_status_with_any_body_is_an_error_of_that_status(status: int) -> None:
+    for body in (*BODIES, *PAGES, b'{"message": 1}', b'{"message": null}', b'{"message": []}'):
+        error = kubernetes_error("GET x", status, body.decode(errors="replace"))
+        assert str(status) in str(error)
 
 
 @pytest.mark.parametrize(
