@@ -31,7 +31,7 @@ from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import Key
+from redrive.kube.resources import CONNECTION, Key
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
@@ -119,6 +119,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
             controller.enqueue(Key.of(body))
 
     _listen_to_ends(ctx, controller)
+    _listen_to_withdrawals(ctx, controller)
     listen_to_policies(ctx, by_policy, enqueue_open)
     listen_to_connections(ctx, lambda policy: enqueue_open(by_policy.get(policy)))
     ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
@@ -150,6 +151,18 @@ def _listen_to_ends(ctx: Context, controller: Controller) -> None:
             controller.enqueue(owner)
         if _running_in(before) != _running_in(after):
             enqueue_next(key.namespace)
+
+
+def _listen_to_withdrawals(ctx: Context, controller: Controller) -> None:
+    """Enqueue Inspections when the connection of their launch changes."""
+    by_connection = ctx.applications.get(resources.JOBS, Cache()).index(launched_through)
+
+    @ctx.connections.listen
+    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            for job in by_connection.get(key):
+                for owner in owners_of(job, resources.INSPECTIONS):
+                    controller.enqueue(owner)
 
 
 def is_final(inspection: Body) -> bool:
@@ -251,25 +264,23 @@ async def _run(inspection: Body, ctx: Context) -> SparkRun:
         jobs.put(job)
     run = JOB.run_of(inspection, resources.INSPECTIONS, job)
     if run.phase not in FINAL:
-        _check_permitted(inspection, ctx)
+        _check_permitted(inspection, launched_through(job), ctx)
     return run
 
 
-def _check_permitted(inspection: Body, ctx: Context) -> None:
-    """Check that the connection still permits a running Inspection.
+def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
+    """Check that the connection of its launch still permits a running Inspection.
 
-    The Job of an ended Inspection ends itself within `REPORT_SECONDS`.
+    Its policy may have been deleted since, or refer to another connection. The Job of an ended
+    Inspection ends itself within `REPORT_SECONDS`.
 
     Raises:
         InspectionFailed: it does not.
     """
-    body = ctx.policies.get(policy_key_of(inspection))
-    if body is None:
-        return
-    spec = ctx.inspections.derive(_spec, inspection)
+    spec, namespace = ctx.inspections.derive(_spec, inspection), namespace_of(inspection)
     try:
-        reference, connection, *_ = used_policy(body, ctx)
-        _identity(spec, connections.key_of(reference, namespace_of(inspection)), connection)
+        connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
+        _identity(spec, through, connection)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
             raise Reason.INSPECTION_FAILED.error(
@@ -277,6 +288,13 @@ def _check_permitted(inspection: Body, ctx: Context) -> None:
                 got=error.reason,
                 remedy="create another Inspection once it does",
             ) from error
+
+
+def launched_through(job: Body) -> Key:
+    """Return the connection of the launch of a Job; one with an empty name for other Jobs."""
+    text = (job["metadata"].get("annotations") or {}).get(CONNECTION, "")
+    namespace, _, name = text.partition("/")
+    return Key(namespace, name)
 
 
 def _job_key(inspection: Body) -> Key:
@@ -321,8 +339,11 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         image=await read_image(template, ctx),
     )
     await check_prerequisites(wanted, through, lent_objects(identity), None, ctx)
+    annotations = {**wanted.metadata.get("annotations", {}), CONNECTION: str(through)}
+    metadata = {**wanted.metadata, "annotations": annotations}
     # A failed reading is not repeated: its error is in the status.
-    return await ctx.kubernetes.create(JOB.resource, JOB.manifest(replace(wanted, retries=0)))
+    wanted = replace(wanted, metadata=metadata, retries=0)
+    return await ctx.kubernetes.create(JOB.resource, JOB.manifest(wanted))
 
 
 def _spec(inspection: Body) -> InspectionSpec:

@@ -79,7 +79,13 @@ def find(
         NamespaceNotAllowed: it does not allow that namespace.
         RedriveError: the labels of the namespace are unknown; see `NamespaceLabels.of`.
     """
-    key = key_of(ref, namespace)
+    return find_at(key_of(ref, namespace), namespace, table, labels)
+
+
+def find_at(
+    key: Key, namespace: str, table: Cache, labels: NamespaceLabels
+) -> BrokerConnectionSpec:
+    """Return the spec of the connection *key* for an object of *namespace*; raises as `find`."""
     spec = spec_at(key, table)
     if not permissions(spec, key, namespace, labels).rules:
         raise Reason.NAMESPACE_NOT_ALLOWED.error(

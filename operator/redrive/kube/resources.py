@@ -72,6 +72,8 @@ class Resource:
 MANAGED = ("app.kubernetes.io/managed-by", "redrive")
 """Label and value of objects that redrive creates: a cluster may have thousands of other
 objects."""
+CONNECTION = "redrive.io/connection"
+"""Annotation of the Job of an Inspection: the connection that permitted it, `namespace/name`."""
 POLICY_LABEL = "redrive.io/policy"
 """Label of objects that the operator creates: the name of their RetryPolicy."""
 
@@ -248,6 +250,8 @@ _IDENTITY = (
 _MOST_OWNERS = 16
 _LONGEST_WORD = 253
 """Maximum characters of a name or a time."""
+_LONGEST_CONNECTION = 63 + 1 + _LONGEST_WORD
+"""Maximum characters of the namespace and the name of a connection."""
 _LONGEST_TEXT = 16_384
 """Maximum characters of the output of a failed submission, with stack traces."""
 _MOST_CONDITIONS = 16
@@ -336,7 +340,7 @@ def _application(body: Body) -> Body:
 
 
 def _job(body: Body) -> Body:
-    """Retain of a Job its owners and its state."""
+    """Retain of a Job its owners, its connection and its state."""
     status = _mapping(body.get("status"))
     counts = {name: status[name] for name in ("active", "ready", "failed") if name in status}
     conditions = [
@@ -344,7 +348,11 @@ def _job(body: Body) -> Body:
         for condition in (status.get("conditions") or ())[:_MOST_CONDITIONS]
     ]
     kept = {**counts, **dict(_words(status, "startTime")), "conditions": conditions}
-    return _reduced(body, {"status": {name: value for name, value in kept.items() if value}})
+    job = _reduced(body, {"status": {name: value for name, value in kept.items() if value}})
+    connection = _mapping(body["metadata"].get("annotations")).get(CONNECTION)
+    if connection and len(connection) <= _LONGEST_CONNECTION:
+        job["metadata"]["annotations"] = {CONNECTION: connection}
+    return job
 
 
 def in_order(numbers: Iterable[str]) -> list[str]:

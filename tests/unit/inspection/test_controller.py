@@ -68,6 +68,7 @@ def inspection(name: str = "now", phase: str | None = None, **spec: object) -> d
 def job_of(body: Body, **more: object) -> dict[str, Any]:
     """Return the Job of an Inspection, as a controller of Kubernetes has begun to run it."""
     job = named("Job", launch.name_of(inspection(body["metadata"]["name"]), KIND), {})
+    job["metadata"]["annotations"] = {"redrive.io/connection": "shop/main"}
     job["metadata"]["ownerReferences"] = [resources.owner_reference(resources.INSPECTIONS, body)]
     return {**job, "status": {"startTime": "2026-01-01T00:00:00Z", "ready": 1}, **more}
 
@@ -222,6 +223,36 @@ async def test_running_inspection_ends_when_it_is_not_permitted(changes: dict[st
     body = {**inspection(**{"from": "Retry"}), "status": {"phase": "Running"}}
     _, api = await reconciled(body, jobs=[job_of(body)], connected=connection(**changes))
     assert (reason_in(api), status_in(api)["phase"]) == ("InspectionFailed", "Failed")
+
+
+async def test_running_inspection_ends_by_the_connection_of_its_launch() -> None:
+    """The owner of the policy may delete it, or refer to another connection, to keep the role."""
+    body, withdrawn = inspection(phase="Running"), connection(inspection=None)
+    elsewhere = policy(connectionRef={"name": "another"})
+    deleted = named("RetryPolicy", "other", elsewhere["spec"])
+    for now in (elsewhere, deleted):
+        _, api = await reconciled(body, jobs=[job_of(body)], policies=[now])
+        assert status_in(api)["phase"] == "Running"
+        _, api = await reconciled(body, jobs=[job_of(body)], policies=[now], connected=withdrawn)
+        assert (reason_in(api), status_in(api)["phase"]) == ("InspectionFailed", "Failed")
+
+
+async def test_launch_records_the_connection_that_the_cache_retains() -> None:
+    _, api = await reconciled(inspection())
+    (job,) = api.objects[resources.JOBS].values()
+    assert controller.launched_through(job) == Key("shop", "main")
+    kept = resources.keep_of(resources.JOBS)(job)
+    assert controller.launched_through(kept) == Key("shop", "main")
+
+
+async def test_withdrawal_wakes_inspections_whose_policy_is_gone(looks: Looks) -> None:
+    body = inspection(phase="Running")
+    context = dataclasses.replace(watched([job_of(body)], body), policies=Cache())
+    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    assert await looks.seen() == ["now"]
+    context.connections.drop(connection())
+    assert await looks.seen() == ["now"]
+    await made.stop()
 
 
 async def test_running_inspection_survives_an_invalid_policy() -> None:
