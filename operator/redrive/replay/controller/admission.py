@@ -428,14 +428,7 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
     """
     if find_application(replay, ctx) is not None:
         return
-    namespace = namespace_of(replay)
-    policies = (
-        policy_of(other)
-        for other in _with_application(namespace, ctx)
-        if was_launched(other) and not is_final(other)
-    )
-    policies_of_runs = chain(policies, _policies_of_deleted(namespace, ctx))
-    running = sum(_uses(policy, through, ctx) for policy in policies_of_runs)
+    running = running_through(through, namespace_of(replay), ctx)
     if running >= most:
         raise Reason.TOO_MANY_RUNS.error(
             f"as many Replays of namespace {namespace_of(replay)} run at the same time as the "
@@ -444,6 +437,17 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
             remedy="wait for one of them to end, or raise limits.runs in a rule of its spec.allow; "
             "this Replay starts automatically then",
         )
+
+
+def running_through(connection: Key, namespace: str, ctx: Context) -> int:
+    """Return the number of Replays of *namespace* that run and use a connection."""
+    policies = (
+        policy_of(other)
+        for other in _with_application(namespace, ctx)
+        if was_launched(other) and not is_final(other)
+    )
+    policies_of_runs = chain(policies, _policies_of_deleted(namespace, ctx))
+    return sum(_uses(policy, connection, ctx) for policy in policies_of_runs)
 
 
 def _policies_of_deleted(namespace: str, ctx: Context) -> Iterator[Key]:

@@ -15,14 +15,21 @@ import kopf
 from redrive.api import Body
 from redrive.api.conditions import is_ready, reason, written_ready
 from redrive.api.replay_status import FINAL, ReplayStatus
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache, Index, Turns, needs_reconcile
-from redrive.kube.connections import connection_of, users
+from redrive.kube.connections import connection_of, permissions, spec_at, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key, Resource
 from redrive.reasons import Reason
-from redrive.replay.controller.admission import is_final, namespace_of, policy_of, turn_of
+from redrive.replay.controller.admission import (
+    is_final,
+    namespace_of,
+    policy_of,
+    running_through,
+    turn_of,
+)
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
 from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher, find_application
@@ -163,14 +170,30 @@ def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
 
 
 def _enqueue_next(namespace: str, ctx: Context, controller: Controller) -> None:
-    """Enqueue the first Replay of each policy of *namespace* that waits for others to end.
+    """Enqueue Replays of *namespace* that wait for others to end: one of a policy, as many as may.
 
     It leaves the index when it starts, or waits for something else; then the next one is enqueued.
     """
     limited = ctx.replays.index(_limited_of)
-    for policy in ctx.policies.index(namespace_of).keys(namespace):
-        for key in limited.first(policy, 1):
-            controller.enqueue(key)
+    free: dict[Key, int] = {}
+    for policy in ctx.policies.index(namespace_of).get(namespace):
+        for key in limited.first(Key.of(policy), 1):
+            through = connection_of(policy)
+            if through not in free:
+                free[through] = _free_runs(through, namespace, ctx)
+            if free[through] > 0:
+                free[through] -= 1
+                controller.enqueue(key)
+
+
+def _free_runs(connection: Key, namespace: str, ctx: Context) -> int:
+    """Return the number of further Replays that a connection allows; 1 if that is unknown."""
+    try:
+        spec = spec_at(connection, ctx.connections)
+        most = permissions(spec, connection, namespace, ctx.namespaces).limits.runs
+    except RedriveError:
+        return 1  # this one then shows the error
+    return most - running_through(connection, namespace, ctx)
 
 
 def _has_run(replay: Body, ctx: Context) -> bool:

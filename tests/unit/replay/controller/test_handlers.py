@@ -233,6 +233,54 @@ async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(
     await controller.stop()
 
 
+async def test_limited_replays_wake_only_as_many_as_may_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    async def look(key: Key, *_: object) -> Requeue:
+        looked.append(key.name)
+        return Requeue.ON_CHANGE
+
+    async def seen() -> list[str]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return [looked.pop(0) for _ in tuple(looked)]
+
+    def of_policy(number: int, reason: str, version: int) -> dict[str, Any]:
+        condition = {"type": "Ready", "status": "False", "reason": reason}
+        spec = {"mode": "Plan", "policyRef": {"name": f"p{number}"}}
+        body = replay(f"r{number}", spec=spec, status={"conditions": [condition]})
+        body["metadata"]["resourceVersion"] = str(version)
+        return body
+
+    monkeypatch.setattr(handlers, "reconcile", look)
+    rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
+    named = [policy() | {"metadata": policy()["metadata"] | {"name": f"p{n}"}} for n in range(9)]
+    running = launched(of_policy(0, "Progressing", 1))
+    metadata = {"namespace": "shop", "name": launch.name_of(running), "uid": "u"}
+    created = {"resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    made = ctx(
+        replays=[running, *(of_policy(n, "TooManyRuns", 1) for n in range(1, 9))],
+        applications=[{"metadata": metadata | created}],
+        policies=named,
+        connections=[connection(allow=[rule])],
+    )
+    made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    assert len(await seen()) == 9
+    for version in range(2, 9, 2):  # it is suspended and resumed
+        made.replays.put(of_policy(1, "Suspended", version))
+        made.replays.put(of_policy(1, "TooManyRuns", version + 1))
+    assert await seen() == []
+    made.replays.drop(running)
+    assert await seen() == ["r0", "r1"]
+    # It waits for something else now, so the next one is tried.
+    made.replays.put(of_policy(1, "PolicyNotReady", 10))
+    assert await seen() == ["r2"]
+    await controller.stop()
+
+
 async def test_end_of_a_replay_wakes_only_the_next_of_its_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
