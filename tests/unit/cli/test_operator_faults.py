@@ -7,6 +7,7 @@ container is started again and a standby takes over.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Mapping
@@ -53,6 +54,14 @@ LISTS: Mapping[str, bytes] = {
     "null items": b'{"items": null, "metadata": {"resourceVersion": "1"}}',
     "null metadata": b'{"items": [], "metadata": null}',
 }
+JOBS = resources.JOBS.path()
+KNOWN = [kind for kind in WATCHED if kind != resources.SPARK_APPLICATIONS]
+"""Kinds whose conditions have a schema."""
+MALFORMED = {
+    "metadata": {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "9"},
+    "status": {"conditions": 7},
+}
+IGNORED = "an event of a watch is ignored"
 STATUSES = [(400, True), (401, True), (410, True), (503, True), (401, False), (422, False)]
 """A status, and True for a watch or False for a list. kopf treats other statuses like these."""
 
@@ -132,6 +141,47 @@ async def test_expired_continuation_restarts_the_list(tmp_path: Path) -> None:
     async with operator(api, tmp_path):
         await api.given.wait()
         await api.until_watched(*(kind.path() for kind in WATCHED))
+
+
+class MalformedApiServer(ApiServer):
+    """Gives a malformed object in the first list of Jobs, and in each watch of a known kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = {JOBS: [MALFORMED]}
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer any request."""
+        if request.query.get("watch") != "true":
+            response = await super().answer(request)
+            if request.path == JOBS:
+                self.objects = {}
+            return response
+        self.watched.put_nowait(request)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if request.path in {kind.path() for kind in KNOWN}:
+            await response.write(json.dumps({"type": "MODIFIED", "object": MALFORMED}).encode())
+            await response.write(b"\n")
+        await asyncio.Event().wait()
+        return response
+
+
+def logged(folder: Path) -> str:
+    """Return the log of the operator that runs in *folder*."""
+    return "".join(log.read_text() for log in folder.glob("*.log"))
+
+
+async def test_malformed_object_of_each_kind_is_ignored(tmp_path: Path) -> None:
+    api = MalformedApiServer()
+    async with operator(api, tmp_path) as run, asyncio.timeout(90):
+        await api.until_watched(*(kind.path() for kind in KNOWN))
+        while logged(tmp_path).count(IGNORED) < len(KNOWN):
+            assert run.returncode is None
+            await asyncio.sleep(0.05)
+        log = logged(tmp_path)
+    assert "unexpected answer about jobs" in log
+    assert "Traceback" not in log
 
 
 async def test_watches_that_never_end_do_not_hold_up_sigterm(tmp_path: Path) -> None:
