@@ -78,8 +78,8 @@ def _listen(ctx: Context, controller: Controller) -> None:
         if needs_reconcile(before, after) or _reported(before) != _reported(after):
             controller.enqueue(key)
         _enqueue_first(key, (before, after), turns, controller)
-        is_over = after is None or is_final(after)
-        if is_over and not is_final(before or {}) and _has_run(after or before or {}, ctx):
+        was_open = before is not None and not is_final(before)
+        if was_open and (after is None or is_final(after)) and _has_run(after or before or {}, ctx):
             _enqueue_next(key.namespace, ctx, controller)
         if _limited_of(before) != _limited_of(after):
             # One that waits newly may have missed the end of a run.

@@ -233,6 +233,17 @@ async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(
     await controller.stop()
 
 
+async def test_copy_of_an_ended_replay_reaches_all_listeners() -> None:
+    """A Replay from a backup has the annotation of its end when it is created."""
+    made = dataclasses.replace(ctx(), namespaces=NamespaceLabels(cast("Any", None)))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    seen: list[Key] = []
+    made.replays.listen(lambda key, *_: seen.append(key))
+    made.replays.put(replay(ended_at="2026-01-01T00:00:00Z"))
+    assert seen == [Key("shop", "now")]
+    await controller.stop()
+
+
 async def test_limited_replays_wake_only_as_many_as_may_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
