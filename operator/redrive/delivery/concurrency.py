@@ -26,7 +26,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -271,27 +270,46 @@ def _host() -> str:
     return platform.node()
 
 
-class SignalSafeEvent:
-    """Starts unset and is set once, for good.
+class SignalSafeToken:
+    """At most one token, which threads put and take.
 
-    Unlike `threading.Event`, a signal handler may set it at any moment, even while the thread
-    that it interrupts is inside one of these methods.
+    A signal handler may put it at any moment, even while the thread that it interrupts is inside
+    one of these methods. `queue.SimpleQueue` would not do: `get` waits forever if a timeout of
+    microseconds passes between its two attempts.
     """
 
     def __init__(self) -> None:
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._absent = threading.Lock()
+        self._absent.acquire()
+
+    def put(self) -> None:
+        """Put the token, unless it is there."""
+        with contextlib.suppress(RuntimeError):
+            self._absent.release()
+
+    def take(self, timeout: float | None = None) -> bool:
+        """Wait for the token and take it; False if none came within *timeout* seconds."""
+        return self._absent.acquire(timeout=-1 if timeout is None else timeout)
+
+
+class SignalSafeEvent:
+    """Starts unset and is set once, for good.
+
+    Unlike `threading.Event`, a signal handler may set it, see `SignalSafeToken`.
+    """
+
+    def __init__(self) -> None:
+        self._token = SignalSafeToken()
 
     def set(self) -> None:
         """Let all threads through that wait, or will."""
-        self._tokens.put(None)
+        self._token.put()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set; False if it is not after *timeout* seconds."""
-        try:
-            self._tokens.get(timeout=timeout)
-        except Empty:
+        if not self._token.take(timeout):
             return False
-        self._tokens.put(None)  # for the next that waits
+        self._token.put()  # for the next that waits
         return True
 
 

@@ -24,12 +24,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from queue import Empty, SimpleQueue
 
 import pulsar
 
 from redrive.delivery.bursts import BURST, Arrivals
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, SignalSafeEvent, all_within
+from redrive.delivery.concurrency import (
+    CLOSE_TIMEOUT,
+    Deadline,
+    SignalSafeEvent,
+    SignalSafeToken,
+    all_within,
+)
 from redrive.delivery.forking import OwnerProcess
 from redrive.errors import RedriveError
 
@@ -73,7 +78,7 @@ class Fetcher:
     ) -> None:
         # Wakes a taker, which wakes the next if there may be more. A signal handler may put one in
         # at any moment, even into this queue's own methods.
-        self._wakings: SimpleQueue[None] = SimpleQueue()
+        self._waking = SignalSafeToken()
         self._changing = threading.Lock()
         self._flowing: list[TopicFetcher] = []
         self._turns: Iterator[Sequence[TopicFetcher]] = itertools.repeat(())
@@ -203,7 +208,7 @@ class Fetcher:
         """Hand out nothing more; may be called from a signal handler."""
         self._stopping = True
         self._stopped.set()
-        self._wakings.put(None)
+        self._waking.put()
         self.resume()
 
     def close(self, deadline: Deadline) -> None:
@@ -240,11 +245,8 @@ class Fetcher:
             if message is not None:
                 return message
             wait = self._until_due(remaining)
-            try:
-                self._wakings.get(timeout=wait)
-            except Empty:
-                if wait == remaining:
-                    return None
+            if not self._waking.take(wait) and wait == remaining:
+                return None
 
     def _until_due(self, longest: float | None) -> float | None:
         """Return how long to wait at most: until a message is due, but no longer than *longest*."""
@@ -296,8 +298,7 @@ class Fetcher:
         self._wake()
 
     def _wake(self) -> None:
-        if self._wakings.empty():
-            self._wakings.put(None)
+        self._waking.put()
 
     def _close_at_exit(self) -> None:
         if self._owner.is_parent:
@@ -306,12 +307,12 @@ class Fetcher:
 
     def _check_running(self) -> None:
         if self._stopping:
-            self._wakings.put(None)  # wakes the next of several takers
+            self._waking.put()  # wakes the next of several takers
             raise ConsumerStoppedError(
                 "this consumer was stopped", remedy="make a new one to continue"
             )
         if self._lost is not None:
-            self._wakings.put(None)
+            self._waking.put()
             raise SubscriptionLostError(
                 "the client ended a subscription of this consumer",
                 got=str(self._lost),

@@ -144,7 +144,7 @@ class ClientTransport:
     def __init__(self, client: pulsar.Client) -> None:
         self._client = client
         self._schemas = WriterSchemas(client)
-        self._receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
+        self._receipts: queue.Queue[Receipt] = queue.Queue()
 
     def open(self, topic: TopicName, name: str, schema: SchemaAt | None) -> OpenProducer:
         """Open a producer, see `Transport`."""

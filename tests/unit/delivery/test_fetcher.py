@@ -16,7 +16,7 @@ import pytest
 
 from redrive import Event, Policy, RetryConsumer
 from redrive.delivery.bursts import BURST, Arrivals
-from redrive.delivery.concurrency import Deadline, Timer
+from redrive.delivery.concurrency import Deadline, SignalSafeToken, Timer
 from redrive.delivery.early_retries import EarlyRetries
 from redrive.delivery.fetcher import ConnectionWatch, ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
@@ -30,16 +30,16 @@ from tests.support.waiting import wait_until
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
-class Counting(queue.SimpleQueue[None]):
-    """A queue that counts its waiters."""
+class Counting(SignalSafeToken):
+    """A token that counts its waiters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waiting = threading.Semaphore(0)
 
-    def get(self, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002
+    def take(self, timeout: float | None = None) -> bool:
         self.waiting.release()
-        super().get(block, timeout)
+        return super().take(timeout)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def fetcher() -> Any:  # noqa: ANN401 - an inbox that takes anything for a messa
 
 
 def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  # noqa: ANN401
-    wakings = fetcher._wakings = Counting()  # noqa: SLF001
+    waking = fetcher._waking = Counting()  # noqa: SLF001
     messages: queue.SimpleQueue[str] = queue.SimpleQueue()
     takers = [
         threading.Thread(target=lambda: messages.put(fetcher.take()), daemon=True) for _ in range(3)
@@ -58,7 +58,7 @@ def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  #
     for taker in takers:
         taker.start()
     for _ in takers:
-        assert wakings.waiting.acquire(timeout=30)
+        assert waking.waiting.acquire(timeout=30)
     for message in "abc":
         fetcher.again(message, 0)
     assert sorted(messages.get(timeout=30) for _ in takers) == ["a", "b", "c"]
@@ -67,7 +67,16 @@ def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  #
 def test_thread_that_stops_waiting_wakes_another(fetcher: Any) -> None:  # noqa: ANN401
     fetcher.again("a", 60)
     assert fetcher.take(0) is None
-    assert not fetcher._wakings.empty()  # noqa: SLF001
+    assert fetcher._waking.take(0)  # noqa: SLF001
+
+
+def test_wait_of_microseconds_ends() -> None:
+    """`SimpleQueue.get` waited forever within some thousand of these."""
+    token = SignalSafeToken()
+    for number in range(20_000):
+        token.put()
+        assert token.take()
+        assert not token.take(number % 50 * 1e-7)
 
 
 class Interposing(FakeSubscription):
