@@ -274,7 +274,7 @@ class SignalSafeToken:
     """At most one token, which threads put and take.
 
     A signal handler may put it at any moment, even while the thread that it interrupts is inside
-    one of these methods. `queue.SimpleQueue` would not do: `get` waits forever if a timeout of
+    one of these methods. `queue.SimpleQueue` would not do: `get` never returns if a timeout of
     microseconds passes between its two attempts.
     """
 

@@ -71,7 +71,7 @@ def test_thread_that_stops_waiting_wakes_another(fetcher: Any) -> None:  # noqa:
 
 
 def test_wait_of_microseconds_ends() -> None:
-    """`SimpleQueue.get` waited forever within some thousand of these."""
+    """`SimpleQueue.get` did not return from one of some thousand of these."""
     token = SignalSafeToken()
     for number in range(20_000):
         token.put()
