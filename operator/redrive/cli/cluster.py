@@ -20,7 +20,7 @@ from http import HTTPStatus
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Event, Thread
 from types import ModuleType
 from typing import Any
@@ -207,7 +207,7 @@ class Cluster:
         Raises:
             ClusterError: the first list failed.
         """
-        latest = SimpleQueue[Snapshot]()
+        latest = Queue[Snapshot]()
         version, objects = self._list(resource, namespace, labels, fields)
         watcher = _Watcher(self, resource, namespace, labels, fields, latest.put)
         Thread(target=watcher.run, args=(version, objects), daemon=True).start()

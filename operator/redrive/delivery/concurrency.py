@@ -284,8 +284,9 @@ class SignalSafeToken:
 
     def put(self) -> None:
         """Put the token, unless it is there."""
-        with contextlib.suppress(RuntimeError):
-            self._absent.release()
+        if self._absent.locked():  # an error costs more than this look
+            with contextlib.suppress(RuntimeError):  # another thread was faster
+                self._absent.release()
 
     def take(self, timeout: float | None = None) -> bool:
         """Wait for the token and take it; False if none came within *timeout* seconds."""

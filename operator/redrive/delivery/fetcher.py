@@ -76,8 +76,7 @@ class Fetcher:
     def __init__(
         self, consumers: Sequence[pulsar.Consumer], arrivals: Sequence[Arrivals] = ()
     ) -> None:
-        # Wakes a taker, which wakes the next if there may be more. A signal handler may put one in
-        # at any moment, even into this queue's own methods.
+        # Wakes a taker, which wakes the next if there may be more.
         self._waking = SignalSafeToken()
         self._changing = threading.Lock()
         self._flowing: list[TopicFetcher] = []
@@ -112,7 +111,7 @@ class Fetcher:
         message = self._wait(end)
         # The taker may have been woken for more than it takes, or have kept the time of another.
         if self._flowing or self._again:
-            self._wake()
+            self._waking.put()
         return message
 
     def ready(self, *, receive: bool = False) -> pulsar.Message | None:
@@ -174,7 +173,7 @@ class Fetcher:
         with self._changing:
             entry = (time.monotonic() + seconds, next(self._numbers), message)
             heapq.heappush(self._again, entry)
-        self._wake()
+        self._waking.put()
 
     def hold_new(self, holder: object, *, held: bool) -> None:
         """Hand out only repeated messages while *held* by any *holder*."""
@@ -182,7 +181,7 @@ class Fetcher:
             self._holders.add(holder)
         elif holder in self._holders:
             self._holders.discard(holder)
-            self._wake()
+            self._waking.put()
 
     def pause(self) -> None:
         """Hand out nothing until `resume`."""
@@ -272,7 +271,7 @@ class Fetcher:
         with self._changing:
             self._flowing.append(topic)
             self._arrange()
-        self._wake()
+        self._waking.put()
 
     def leave_to_thread(self, topic: TopicFetcher) -> None:
         """Have the thread of *topic* wait for its next message: no taker has got one."""
@@ -295,9 +294,6 @@ class Fetcher:
     def lose(self, error: Exception) -> None:
         """Record the end of a subscription: no message follows."""
         self._lost = error
-        self._wake()
-
-    def _wake(self) -> None:
         self._waking.put()
 
     def _close_at_exit(self) -> None:

@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import cast
 
 import pulsar
@@ -166,7 +166,7 @@ class InMemoryReader:
     ) -> None:
         broker.check(topic)
         self._topic, self._schema = topic, schema
-        self._messages: SimpleQueue[InMemoryMessage | None] = SimpleQueue()
+        self._messages: Queue[InMemoryMessage | None] = Queue()
         broker.readers.setdefault(topic, []).append(self._messages.put)
 
     def topic(self) -> str:
