@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import kopf
 
 from redrive.api import Body
-from redrive.api.conditions import Condition, ended, failed, progressing, ready, reason, written
+from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
 from redrive.api.connection import BrokerConnectionSpec, InspectedRetries, InspectionIdentity
 from redrive.api.inspection import InspectedMessages, InspectionSpec, InspectionStatus
 from redrive.api.model import parse_spec
@@ -44,12 +44,14 @@ from redrive.replay.controller.admission import (
 )
 from redrive.replay.controller.admission import policy_of as policy_key_of
 from redrive.replay.controller.handlers import (
+    is_limited,
     listen_to_connections,
     listen_to_policies,
     owners_of,
 )
 from redrive.replay.controller.launch import (
     JobProgram,
+    is_named_by,
     job_application,
     lent_objects,
     name_of,
@@ -418,22 +420,16 @@ def _check_running(inspection: Body, ctx: Context) -> None:
 
 def _waiting_in(inspection: Body | None) -> str | None:
     """Return the namespace of an Inspection that waits for the end of others; None for others."""
-    if inspection is None or is_final(inspection) or "deletionTimestamp" in inspection["metadata"]:
+    if inspection is None or is_final(inspection) or not is_limited(inspection):
         return None
-    is_limited = reason(inspection) == Reason.TOO_MANY_RUNS
-    return namespace_of(inspection) if is_limited else None
+    return namespace_of(inspection)
 
 
 def _running_in(job: Body | None) -> str | None:
-    """Return the namespace of the Job of an Inspection that has not ended; None for other Jobs.
-
-    The name identifies it: a deletion with `--cascade=orphan` removes its owner.
-    """
-    if job is None:
+    """Return the namespace of the Job of an Inspection that has not ended; None for other Jobs."""
+    if job is None or not is_named_by(resources.INSPECTIONS, job):
         return None
-    key = Key.of(job)
-    is_of_inspection = key.name.startswith(f"{resources.INSPECTIONS.kind.lower()}-")
-    return key.namespace if is_of_inspection and JOB.run(job).phase not in FINAL else None
+    return namespace_of(job) if JOB.run(job).phase not in FINAL else None
 
 
 async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:

@@ -456,12 +456,12 @@ def _policies_of_deleted(namespace: str, ctx: Context) -> Iterator[Key]:
     Kubernetes deletes it with a delay, and not at all after a deletion with `--cascade=orphan`.
     """
     replays = ctx.replays.index(_application_of)
-    prefix = f"{resources.REPLAYS.kind.lower()}-"
     for launcher in LAUNCHERS:
         applications = ctx.applications.get(launcher.resource)
         for body in applications.index(namespace_of).get(namespace) if applications else ():
-            key, labels = Key.of(body), body["metadata"].get("labels") or {}
-            is_deleted = key.name.startswith(prefix) and not replays.count(key)
+            labels = body["metadata"].get("labels") or {}
+            is_replay = launch.is_named_by(resources.REPLAYS, body)
+            is_deleted = is_replay and not replays.count(Key.of(body))
             if is_deleted and POLICY_LABEL in labels and launcher.run(body).phase not in FINAL:
                 yield Key(namespace, labels[POLICY_LABEL])
 

@@ -203,9 +203,15 @@ def _has_run(replay: Body, ctx: Context) -> bool:
 
 def _limited_of(replay: Body | None) -> Key | None:
     """Return the policy of a Replay that waits for others to end; None for other Replays."""
-    if replay is None or is_final(replay) or "deletionTimestamp" in replay["metadata"]:
+    if replay is None or is_final(replay) or not is_limited(replay):
         return None
-    return policy_of(replay) if reason(replay) == Reason.TOO_MANY_RUNS else None
+    return policy_of(replay)
+
+
+def is_limited(run: Body) -> bool:
+    """Return True if an open Replay or Inspection waits until others end."""
+    is_deleted = "deletionTimestamp" in run["metadata"]
+    return not is_deleted and reason(run) == Reason.TOO_MANY_RUNS
 
 
 def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:

@@ -51,7 +51,19 @@ def name_of(owner: Body, kind: Resource = resources.REPLAYS) -> str:
     metadata = owner["metadata"]
     digest = hashlib.sha256(metadata["uid"].encode()).hexdigest()[:10]
     readable = metadata["name"][:_NAME_ROOM].replace(".", "-").strip("-")
-    return f"{kind.kind.lower()}-{readable}-{digest}"
+    return f"{_prefix(kind)}{readable}-{digest}"
+
+
+def is_named_by(kind: Resource, application: Body) -> bool:
+    """Return True if *application* has a name that `name_of` returns for owners of *kind*.
+
+    The name stays when a deletion with `--cascade=orphan` removes the owner.
+    """
+    return Key.of(application).name.startswith(_prefix(kind))
+
+
+def _prefix(kind: Resource) -> str:
+    return f"{kind.kind.lower()}-"
 
 
 @dataclass(frozen=True)
