@@ -31,6 +31,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.pulsar import Broker
 from sandbox.sandbox import Sandbox, is_described
+from tests.support.namespaces import new_namespace
 from tests.support.run_summary import started_processes, write_summary
 
 # While a broker starts, the time of an example is unlimited. The same tree gives the
@@ -244,10 +245,8 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 @pytest.fixture
 def kube_namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace for one test, deleted without waiting."""
-    name = f"t-{secrets.token_hex(4)}"
-    cluster.objects.create_namespace(name)
-    yield name
-    cluster.objects.delete("namespace", name)
+    with new_namespace(cluster) as name:
+        yield name
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.crd_fields import ITEM, SpecField, SpecFields
 from tests.support.invalid_manifests import REFUSED, VALID, manifest
+from tests.support.namespaces import new_namespace
 
 pytestmark = pytest.mark.xdist_group("control plane")
 
@@ -33,10 +34,8 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Cluster) -> Iterator[str]:
-    name = f"t-{secrets.token_hex(4)}"
-    cluster.objects.create_namespace(name)
-    yield name
-    cluster.objects.delete("namespace", name)
+    with new_namespace(cluster) as name:
+        yield name
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.integration.chart.combinations import COMBINATIONS, DIGEST, IMAGE, PODS
+from tests.support.namespaces import new_namespace
 
 
 def test_fields_of_pods_are_those_of_the_values() -> None:
@@ -63,12 +63,10 @@ def test_spread_constraint_with_a_selector_keeps_it() -> None:
 @pytest.fixture
 def restricted(cluster: Cluster) -> Iterator[str]:
     """A namespace that admits only pods of the restricted pod security."""
-    name = f"t-{secrets.token_hex(4)}"
-    cluster.objects.create_namespace(name)
-    label = "pod-security.kubernetes.io/enforce=restricted"
-    cluster.kubectl("label", "namespace", name, label)
-    yield name
-    cluster.objects.delete("namespace", name)
+    with new_namespace(cluster) as name:
+        label = "pod-security.kubernetes.io/enforce=restricted"
+        cluster.kubectl("label", "namespace", name, label)
+        yield name
 
 
 def admit(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:

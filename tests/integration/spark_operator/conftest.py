@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from sandbox import spark
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
+from tests.support.namespaces import new_namespace
 
 KIND = "sparkapplication.sparkoperator.k8s.io"
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy
@@ -131,13 +131,12 @@ def session(leader: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stand_in(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    namespace = f"t-{secrets.token_hex(4)}"
-    cluster.objects.create_namespace(namespace)
-    cluster.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={namespace}")
-    stand_in = StandIn(cluster, namespace, tmp_path_factory.mktemp("spark-operator"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OF_THE_STAND_IN", "no business of a driver")
-        stand_in.start()
-    yield stand_in
-    stand_in.stop()
-    cluster.objects.delete("namespace", namespace)
+    with new_namespace(cluster) as namespace:
+        account = "serviceaccount/default"
+        cluster.kubectl("wait", "--for=create", account, f"--namespace={namespace}")
+        stand_in = StandIn(cluster, namespace, tmp_path_factory.mktemp("spark-operator"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OF_THE_STAND_IN", "no business of a driver")
+            stand_in.start()
+        yield stand_in
+        stand_in.stop()

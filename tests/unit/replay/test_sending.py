@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from contextlib import nullcontext as does_not_raise
 from typing import Any, cast
@@ -66,19 +66,34 @@ class AtOnce:
         pass
 
 
+def window_of(
+    sender: object,
+    outcome: RangeOutcome,
+    look: Callable[[], Permit] = Permit,
+    acknowledge: Callable[[DeadLetterRow], None] = lambda _: None,
+    is_subscribed: Callable[[], bool] = lambda: True,
+) -> Window:
+    """Return a window of the first partition, of which others acknowledge no message."""
+    return Window(
+        cast("Sender", sender),
+        outcome,
+        look,
+        acknowledge,
+        first=0,
+        is_subscribed=is_subscribed,
+        is_acknowledged=lambda _: False,
+        pace=Pace(),
+    )
+
+
 def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "LEASE_CHECK_SECONDS", -1.0)
     monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
     acknowledged: list[int] = []
-    window = Window(
-        cast("Sender", AtOnce()),
+    window = window_of(
+        AtOnce(),
         RangeOutcome({}, "uid"),
-        Permit,
-        lambda done: acknowledged.append(done.position.entry),
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
+        acknowledge=lambda done: acknowledged.append(done.position.entry),
     )
     for entry in range(5):
         window.send((entry, 0), dead_letter(entry), {})
@@ -98,15 +113,11 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
     acknowledged: list[int] = []
     sent: list[int] = []
     outcome = RangeOutcome({}, "uid", proven=True)
-    window = Window(
-        cast("Sender", AtOnce()),
+    window = window_of(
+        AtOnce(),
         outcome,
-        Permit,
-        lambda done: acknowledged.append(done.position.entry),
-        first=0,
+        acknowledge=lambda done: acknowledged.append(done.position.entry),
         is_subscribed=lambda: len(sent) <= deleted,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
     )
 
     def send_all() -> None:
@@ -129,16 +140,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
 def test_message_is_refused_after_attempts_alone(attempts: int, *, is_sent: bool) -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
     outcome.alone = {(0, 0): attempts}
-    window = Window(
-        cast("Sender", AtOnce()),
-        outcome,
-        Permit,
-        lambda _: None,
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
-    )
+    window = window_of(AtOnce(), outcome)
     window.send((0, 0), dead_letter(0), {})
     assert ((0, 0) in window.unconfirmed) is is_sent
     assert outcome.settled == (0 if is_sent else 1)
@@ -157,16 +159,7 @@ class OverQuota(AtOnce):
 
 def test_full_target_stops_later_sends_of_a_range() -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
-    window = Window(
-        cast("Sender", OverQuota()),
-        outcome,
-        Permit,
-        lambda _: None,
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
-    )
+    window = window_of(OverQuota(), outcome)
     window.send((0, 0), dead_letter(0), {})
     with pytest.raises(StalledError):
         window.drain()
@@ -175,15 +168,8 @@ def test_full_target_stops_later_sends_of_a_range() -> None:
 
 def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
     acknowledged: list[DeadLetterRow] = []
-    window = Window(
-        cast("Sender", AtOnce()),
-        RangeOutcome({}, "uid", proven=True),
-        Permit,
-        acknowledged.append,
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
+    window = window_of(
+        AtOnce(), RangeOutcome({}, "uid", proven=True), acknowledge=acknowledged.append
     )
     first, second = (dead_letter(3, index, batch_size=2) for index in range(2))
     for letter, expected in ((first, []), (second, [second])):
@@ -205,16 +191,7 @@ class Breaking(AtOnce):
 
 def test_message_of_broken_connection_may_be_stored() -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
-    window = Window(
-        cast("Sender", Breaking()),
-        outcome,
-        Permit,
-        lambda _: None,
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
-    )
+    window = window_of(Breaking(), outcome)
     with pytest.raises(StalledError):
         window.send((3, 0), dead_letter(3), {})
     window.give_up()
@@ -252,16 +229,7 @@ def test_window_keeps_to_its_rate(rate: float, monkeypatch: pytest.MonkeyPatch) 
             super().send(key, sent, partition, properties)
 
     outcome = RangeOutcome({}, "uid", proven=True)
-    window = Window(
-        cast("Sender", Slow()),
-        outcome,
-        look,
-        lambda _: None,
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
-    )
+    window = window_of(Slow(), outcome, look=look)
     window.send((0, 0), dead_letter(0), {})
     begin = clock.now
     for entry in range(1, messages):
@@ -295,16 +263,7 @@ def test_deduplication_is_proved_by_a_stored_message(
     """Also by one that was sent alone; never by one that was refused."""
     sender, outcome = Refusing(too_big), RangeOutcome({}, "uid")
     outcome.alone = {(entry, 0): 0 for entry in alone}
-    window = Window(
-        cast("Sender", sender),
-        outcome,
-        Permit,
-        lambda _: None,
-        first=0,
-        is_subscribed=lambda: True,
-        is_acknowledged=lambda _: False,
-        pace=Pace(),
-    )
+    window = window_of(sender, outcome)
     for entry in range(3):
         window.send((entry, 0), dead_letter(entry), {})
     assert sender.proved == proved

@@ -149,23 +149,39 @@ async def test_replays_of_hanging_broker_do_not_delay_others(
     await controller.stop()
 
 
-async def test_changed_connection_enqueues_only_its_replays(
-    tenants: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[Key] = []
+class Looked:
+    """Replays that are reconciled, instead of being changed."""
 
-    async def look(key: Key, *_: object) -> Requeue:
-        looked.append(key)
+    def __init__(self) -> None:
+        self._keys: list[Key] = []
+
+    async def look(self, key: Key, *_: object) -> Requeue:
+        self._keys.append(key)
         return Requeue.ON_CHANGE
 
-    async def rest() -> None:
+    async def keys(self) -> list[Key]:
+        """Return the Replays since the last call, once all that are enqueued were reconciled."""
         for _ in range(20):
             await asyncio.sleep(0)
+        keys, self._keys = self._keys, []
+        return keys
 
-    monkeypatch.setattr(handlers, "reconcile", look)
+    async def names(self) -> list[str]:
+        return [key.name for key in await self.keys()]
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
+    looked = Looked()
+    monkeypatch.setattr(handlers, "reconcile", looked.look)
+    return looked
+
+
+async def test_changed_connection_enqueues_only_its_replays(
+    tenants: Context, looked: Looked
+) -> None:
     (controller,) = handlers.register(kopf.OperatorRegistry(), tenants)
-    await rest()
-    looked.clear()
+    await looked.keys()
     shown = of_tenant(connection(), "one", resourceVersion="2", labels={"a": "b"})
     tenants.connections.put(shown)
     ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "Connected"}]}
@@ -179,35 +195,18 @@ async def test_changed_connection_enqueues_only_its_replays(
         metadata = shown["metadata"] | {"resourceVersion": version} | change.pop("metadata", {})
         shown = shown | change | {"metadata": metadata}
         tenants.connections.put(shown)
-        await rest()
-        assert looked == expected, version
-        looked.clear()
+        assert await looked.keys() == expected, version
     tenants.connections.drop(shown)
-    await rest()
-    assert looked == [Key("one", "now")]
+    assert await looked.keys() == [Key("one", "now")]
     await controller.stop()
 
 
-async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[str] = []
-
-    async def look(key: Key, *_: object) -> Requeue:
-        looked.append(key.name)
-        return Requeue.ON_CHANGE
-
-    async def seen() -> list[str]:
-        for _ in range(20):
-            await asyncio.sleep(0)
-        return [looked.pop(0) for _ in tuple(looked)]
-
+async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(looked: Looked) -> None:
     def of_policy(name: str, policy: str, reason: str = "TooManyRuns") -> dict[str, Any]:
         condition = {"type": "Ready", "status": "False", "reason": reason}
         spec = {"mode": "Plan", "policyRef": {"name": policy}}
         return replay(name, spec=spec, status={"conditions": [condition]})
 
-    monkeypatch.setattr(handlers, "reconcile", look)
     waiting = [of_policy(f"{name}-{n}", name) for name in ("a", "b") for n in range(9)]
     other, running = of_policy("other", "d", "Progressing"), of_policy("running", "c", "Running")
     metadata = {"namespace": "shop", "name": launch.name_of(running), "uid": "u"}
@@ -217,19 +216,19 @@ async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(
     made = ctx(replays=[*waiting, other, running], applications=[application], policies=policies)
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
-    assert len(await seen()) == 20
+    assert len(await looked.names()) == 20
     made.replays.drop(other)  # thousands that never ran may be deleted at once
-    assert await seen() == ["other"]
+    assert await looked.names() == ["other"]
     made.replays.drop(running)
-    assert await seen() == ["running", "a-0", "b-0"]
+    assert await looked.names() == ["running", "a-0", "b-0"]
     # This one runs now, or waits for something else, so the next one is tried.
     made.replays.put(of_policy("a-0", "a", "Progressing"))
-    assert await seen() == ["a-1", "b-0"]
+    assert await looked.names() == ["a-1", "b-0"]
     applications = made.applications[resources.SPARK_APPLICATIONS]
     applications.put({**application, "status": {"applicationState": {"state": "COMPLETED"}}})
-    assert await seen() == ["a-1", "b-0"]
+    assert await looked.names() == ["a-1", "b-0"]
     applications.drop(application)
-    assert await seen() == ["a-1", "b-0"]
+    assert await looked.names() == ["a-1", "b-0"]
     await controller.stop()
 
 
@@ -244,20 +243,7 @@ async def test_copy_of_an_ended_replay_reaches_all_listeners() -> None:
     await controller.stop()
 
 
-async def test_limited_replays_wake_only_as_many_as_may_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[str] = []
-
-    async def look(key: Key, *_: object) -> Requeue:
-        looked.append(key.name)
-        return Requeue.ON_CHANGE
-
-    async def seen() -> list[str]:
-        for _ in range(20):
-            await asyncio.sleep(0)
-        return [looked.pop(0) for _ in tuple(looked)]
-
+async def test_limited_replays_wake_only_as_many_as_may_run(looked: Looked) -> None:
     def of_policy(number: int, reason: str, version: int) -> dict[str, Any]:
         condition = {"type": "Ready", "status": "False", "reason": reason}
         spec = {"mode": "Plan", "policyRef": {"name": f"p{number}"}}
@@ -265,7 +251,6 @@ async def test_limited_replays_wake_only_as_many_as_may_run(
         body["metadata"]["resourceVersion"] = str(version)
         return body
 
-    monkeypatch.setattr(handlers, "reconcile", look)
     rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
     named = [policy() | {"metadata": policy()["metadata"] | {"name": f"p{n}"}} for n in range(9)]
     running = launched(of_policy(0, "Progressing", 1))
@@ -279,59 +264,45 @@ async def test_limited_replays_wake_only_as_many_as_may_run(
     )
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
-    assert len(await seen()) == 9
+    assert len(await looked.names()) == 9
     for version in range(2, 9, 2):  # it is suspended and resumed
         made.replays.put(of_policy(1, "Suspended", version))
         made.replays.put(of_policy(1, "TooManyRuns", version + 1))
-    assert await seen() == []
+    assert await looked.names() == []
     made.replays.drop(running)
-    assert await seen() == ["r0", "r1"]
+    assert await looked.names() == ["r0", "r1"]
     # It waits for something else now, so the next one is tried.
     made.replays.put(of_policy(1, "PolicyNotReady", 10))
-    assert await seen() == ["r2"]
+    assert await looked.names() == ["r2"]
     await controller.stop()
 
 
-async def test_end_of_a_replay_wakes_only_the_next_of_its_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[str] = []
-
-    async def look(key: Key, *_: object) -> Requeue:
-        looked.append(key.name)
-        return Requeue.ON_CHANGE
-
-    async def seen() -> list[str]:
-        for _ in range(20):
-            await asyncio.sleep(0)
-        return [looked.pop(0) for _ in tuple(looked)]
-
+async def test_end_of_a_replay_wakes_only_the_next_of_its_policy(looked: Looked) -> None:
     def later(body: dict[str, Any], **more: object) -> dict[str, Any]:
         return {**body, "metadata": body["metadata"] | {"resourceVersion": "2"}, **more}
 
-    monkeypatch.setattr(handlers, "reconcile", look)
     running, suspended = launched(replay("running", age=9)), replay("s", spec={"suspend": True})
     waiting = [replay(f"r{n}", age=n) for n in range(1, 6)]
     elsewhere = replay("elsewhere", spec={"policyRef": {"name": "another"}})
     made = ctx(replays=[*reversed(waiting), suspended, elsewhere, running])
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
-    assert len(await seen()) == 8
+    assert len(await looked.names()) == 8
     made.replays.drop(waiting[3])
-    assert await seen() == ["r4"]
+    assert await looked.names() == ["r4"]
     made.replays.drop(running)
-    assert await seen() == ["running", "r1"]
+    assert await looked.names() == ["running", "r1"]
     stalls = {"type": "Stalled", "status": "True", "reason": "ReplayNotSafe", "message": "no"}
     made.replays.put(later(waiting[0], status={"conditions": [stalls]}))
-    assert await seen() == ["r2"]
+    assert await looked.names() == ["r2"]
     ended = replay("r2", age=2, ended_at="2026-01-01T00:00:00Z")
     made.replays.put(later(ended))
-    assert sorted(await seen()) == ["r2", "r3"]
+    assert sorted(await looked.names()) == ["r2", "r3"]
     # It may have missed the end of the one that it waited for.
     corrected = later(waiting[0], status={})
     corrected["metadata"]["resourceVersion"] = "3"
     made.replays.put(corrected)
-    assert await seen() == ["r1"]
+    assert await looked.names() == ["r1"]
     await controller.stop()
 
 

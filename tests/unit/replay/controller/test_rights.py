@@ -59,6 +59,14 @@ class Rights:
         self.kubernetes.add(resources.REPLAYS, body)
         self.ctx.replays.put(body)
 
+    def add_two(self) -> None:
+        """Create `first` and `second`, Replays of two policies, to `checked`."""
+        other = policy(subscription="billing")
+        other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+        self.ctx.policies.put(other)
+        self.add("first")
+        self.add("second", policyRef={"name": "billing"})
+
     def body(self, name: str) -> Body | None:
         """Return a Replay as it is stored; None if it is gone."""
         return self.kubernetes.objects[resources.REPLAYS].get(Key("shop", name))
@@ -224,11 +232,7 @@ async def test_right_without_need_of_grant_leaves_no_record(place: Rights) -> No
 
 @pytest.mark.parametrize(("earlier", "later"), [("first", "second"), ("second", "first")])
 async def test_shared_right_ends_with_last_replay(place: Rights, earlier: str, later: str) -> None:
-    other = policy(subscription="billing")
-    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
-    place.ctx.policies.put(other)
-    place.add("first")
-    place.add("second", policyRef={"name": "billing"})
+    place.add_two()
     await place.prepare("first")
     await place.prepare("second")
     await place.end(earlier, "Completed")
@@ -241,11 +245,7 @@ async def test_shared_right_ends_with_last_replay(place: Rights, earlier: str, l
 
 async def test_right_ends_while_another_role_keeps_its_own(place: Rights) -> None:
     """The other Replay was prepared while its connection had another role."""
-    other = policy(subscription="billing")
-    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
-    place.ctx.policies.put(other)
-    place.add("first")
-    place.add("second", policyRef={"name": "billing"})
+    place.add_two()
     await place.prepare("first")
     await place.prepare("second")
     of_second = {"uid-second": [{**place.records["uid-second"][0], "role": "former"}]}
@@ -260,11 +260,7 @@ async def test_right_ends_while_another_role_keeps_its_own(place: Rights) -> Non
 
 
 async def test_shared_right_ends_with_replays_ending_at_once(place: Rights) -> None:
-    other = policy(subscription="billing")
-    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
-    place.ctx.policies.put(other)
-    place.add("first")
-    place.add("second", policyRef={"name": "billing"})
+    place.add_two()
     await asyncio.gather(place.prepare("first"), place.prepare("second"))
     assert place.granted["replayer"] == BOTH
     await place.end("first", "Completed")
