@@ -1,6 +1,7 @@
 """Thousands of hostile objects of one namespace, and a new policy of another one.
 
-Half of the objects are colliding policies, half are suspended Replays with the longest condition.
+Half of the objects are colliding policies. The others refer to a policy that is ready: suspended
+Replays with the longest condition, pending and ended ones, and Inspections.
 API server and broker are stand-ins, so the figures are those of the operator alone.
 """
 
@@ -16,10 +17,12 @@ import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import is_settled
+from redrive.inspection import controller as inspection
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.replay.controller import handlers as replay
+from redrive.replay.controller.admission import ENDED_AT
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.in_process import alone, brokers, cluster, operator, policy
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -28,6 +31,7 @@ HOSTILE = 10_000
 NEW = 5
 DELAY_SECONDS = 2.0
 CHUNK = 50
+JOBS = ("replay", "inspection")
 CONDITION = " OR ".join(f"cause_type = 'E{number:03}'" for number in range(160))
 """About 4 KB."""
 
@@ -43,19 +47,21 @@ async def measured() -> list[Figure]:
 
 async def delays(hostile: int) -> list[Figure]:
     """Measure beside this number of hostile objects."""
-    async with brokers(1, 2 * NEW + 1) as urls:
+    async with brokers(1, 2 * NEW + 2) as urls:
         kubernetes = cluster(urls, ())
         _admit_hostile(kubernetes)
         async with operator(kubernetes) as ctx:
             settings = replace(ctx.settings, replay_template=Key("redrive", "replay"))
             runs_replays = replace(ctx, settings=settings)
             (replays,) = replay.register(kopf.OperatorRegistry(), runs_replays)
+            (inspections,) = inspection.register(kopf.OperatorRegistry(), runs_replays)
             quiet = max([await _provisioned(n, urls, kubernetes, ctx) for n in range(NEW)])
             began = time.monotonic()
             await _fill(hostile, kubernetes, ctx)
             beside = [await _provisioned(n, urls, kubernetes, ctx) for n in range(NEW, 2 * NEW)]
             duration = time.monotonic() - began
             await replays.stop()
+            await inspections.stop()
     name = f"{hostile:,} hostile objects of one namespace"
     delay = max(beside) - quiet
     return [
@@ -69,7 +75,12 @@ def _admit_hostile(kubernetes: FakeKubernetes) -> None:
     """Add a connection of the hostile namespace, to the same broker."""
     for kind in (resources.CONNECTIONS, resources.SECRETS):
         for body in list(kubernetes.objects[kind].values()):
-            kubernetes.add(kind, _hostile(body, body["metadata"]["name"]))
+            hostile = _hostile(body, body["metadata"]["name"])
+            if kind is resources.CONNECTIONS:
+                token = body["spec"]["pulsar"]["authentication"]
+                roles = {name: {"role": name, "authentication": token} for name in JOBS}
+                hostile["spec"] = body["spec"] | roles
+            kubernetes.add(kind, hostile)
 
 
 async def _provisioned(
@@ -101,15 +112,22 @@ async def _fill(count: int, kubernetes: FakeKubernetes, ctx: Context) -> None:
 
 def _objects(count: int) -> Iterator[tuple[resources.Resource, Body]]:
     colliding = policy(2 * NEW, ["-"])  # with a source topic of their own
+    yield resources.POLICIES, _hostile(policy(2 * NEW + 1, ["-"]), "ready")
     for number in range(count // 2):
         yield resources.POLICIES, _hostile(colliding, f"p{number:05}")
-        yield resources.REPLAYS, _replay(f"r{number:05}")
+        yield _run(number)
 
 
-def _replay(name: str) -> Body:
-    body = _hostile(policy(0, ["-"]), name)
-    spec = {"policyRef": {"name": "p00000"}, "suspend": True, "select": {"where": CONDITION}}
-    return {**body, "kind": resources.REPLAYS.kind, "spec": spec}
+def _run(number: int) -> tuple[resources.Resource, Body]:
+    """Return a suspended, pending or ended Replay, or an Inspection, in turn."""
+    body = _hostile(policy(0, ["-"]), f"r{number:05}")
+    spec: dict[str, Any] = {"policyRef": {"name": "ready"}}
+    kind = resources.INSPECTIONS if number % 4 == 3 else resources.REPLAYS
+    if number % 4 == 0:
+        spec |= {"suspend": True, "select": {"where": CONDITION}}
+    if number % 4 == 2:
+        body["metadata"]["annotations"] = {ENDED_AT: "2026-01-01T00:00:00Z"}
+    return kind, {**body, "kind": kind.kind, "spec": spec}
 
 
 def _hostile(body: Body, name: str) -> dict[str, Any]:
