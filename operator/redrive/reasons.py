@@ -659,7 +659,8 @@ class Reason(enum.StrEnum):
     REPLAY_FAILED = _ReasonRow("ReplayFailed", STALLED,
         "the Job or SparkApplication has failed permanently, or ended before its run; the "
         "message has the error of the job, or the cause from the Spark operator, and the field "
-        "of the SparkApplication with the full text",
+        "of the SparkApplication with the full text. Or the BrokerConnection of its launch no "
+        "longer permits the Replay",
         "fix the cause and create another Replay: it continues after the messages that were "
         "moved")
     # fmt: on

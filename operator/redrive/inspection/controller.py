@@ -31,7 +31,7 @@ from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import CONNECTION, Key
+from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
@@ -47,12 +47,14 @@ from redrive.replay.controller.handlers import (
     is_limited,
     listen_to_connections,
     listen_to_policies,
+    listen_to_withdrawals,
     owners_of,
 )
 from redrive.replay.controller.launch import (
     JobProgram,
     is_named_by,
     job_application,
+    launched_through,
     lent_objects,
     name_of,
     pod_access,
@@ -121,7 +123,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
             controller.enqueue(Key.of(body))
 
     _listen_to_ends(ctx, controller)
-    _listen_to_withdrawals(ctx, controller)
+    listen_to_withdrawals(resources.INSPECTIONS, ctx, controller)
     listen_to_policies(ctx, by_policy, enqueue_open)
     listen_to_connections(ctx, lambda policy: enqueue_open(by_policy.get(policy)))
     ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
@@ -153,18 +155,6 @@ def _listen_to_ends(ctx: Context, controller: Controller) -> None:
             controller.enqueue(owner)
         if _running_in(before) != _running_in(after):
             enqueue_next(key.namespace)
-
-
-def _listen_to_withdrawals(ctx: Context, controller: Controller) -> None:
-    """Enqueue Inspections when the connection of their launch changes."""
-    by_connection = ctx.applications.get(resources.JOBS, Cache()).index(launched_through)
-
-    @ctx.connections.listen
-    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if needs_reconcile(before, after):
-            for job in by_connection.get(key):
-                for owner in owners_of(job, resources.INSPECTIONS):
-                    controller.enqueue(owner)
 
 
 def is_final(inspection: Body) -> bool:
@@ -292,13 +282,6 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
             ) from error
 
 
-def launched_through(job: Body) -> Key:
-    """Return the connection of the launch of a Job; one with an empty name for other Jobs."""
-    text = (job["metadata"].get("annotations") or {}).get(CONNECTION, "")
-    namespace, _, name = text.partition("/")
-    return Key(namespace, name)
-
-
 def _job_key(inspection: Body) -> Key:
     return Key(namespace_of(inspection), name_of(inspection, resources.INSPECTIONS))
 
@@ -335,16 +318,15 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     wanted = job_application(
         inspection,
         resources.INSPECTIONS,
+        through,
         JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
         pod_access(identity, connection.pulsar.redirect_hosts),
         chosen.template,
         image=await read_image(template, ctx),
     )
     await check_prerequisites(wanted, through, lent_objects(identity), None, ctx)
-    annotations = {**wanted.metadata.get("annotations", {}), CONNECTION: str(through)}
-    metadata = {**wanted.metadata, "annotations": annotations}
     # A failed reading is not repeated: its error is in the status.
-    wanted = replace(wanted, metadata=metadata, retries=0)
+    wanted = replace(wanted, retries=0)
     return await ctx.kubernetes.create(JOB.resource, JOB.manifest(wanted))
 
 

@@ -73,7 +73,7 @@ MANAGED = ("app.kubernetes.io/managed-by", "redrive")
 """Label and value of objects that redrive creates: a cluster may have thousands of other
 objects."""
 CONNECTION = "redrive.io/connection"
-"""Annotation of the Job of an Inspection: the connection that permitted it, `namespace/name`."""
+"""Annotation of a Job or SparkApplication: the connection that permitted it, `namespace/name`."""
 POLICY_LABEL = "redrive.io/policy"
 """Label of objects that the operator creates: the name of their RetryPolicy."""
 
@@ -324,7 +324,7 @@ def retained_config_map(body: Body) -> Body:
 
 
 def _application(body: Body) -> Body:
-    """Retain of a SparkApplication, of either Spark operator, its owners and its state."""
+    """Retain of a SparkApplication, of either Spark operator, owners, connection and state."""
     status = _mapping(body.get("status"))
     history = _mapping(status.get("stateTransitionHistory"))
     numbers = in_order(number for number in history if len(number) <= _LONGEST_WORD)
@@ -336,7 +336,7 @@ def _application(body: Body) -> Body:
         "stateTransitionHistory": {n: _apache_state(history[n]) for n in numbers[-_LAST_STATES:]},
     }
     kept = {**states, **dict(_words(status, "lastSubmissionAttemptTime"))}
-    return _reduced(body, {"status": {name: value for name, value in kept.items() if value}})
+    return _reduced_run(body, kept)
 
 
 def _job(body: Body) -> Body:
@@ -348,11 +348,16 @@ def _job(body: Body) -> Body:
         for condition in (status.get("conditions") or ())[:_MOST_CONDITIONS]
     ]
     kept = {**counts, **dict(_words(status, "startTime")), "conditions": conditions}
-    job = _reduced(body, {"status": {name: value for name, value in kept.items() if value}})
+    return _reduced_run(body, kept)
+
+
+def _reduced_run(body: Body, status: Body) -> Body:
+    """Return an application with its identity, its owners, its connection and *status*."""
+    run = _reduced(body, {"status": {name: value for name, value in status.items() if value}})
     connection = _mapping(body["metadata"].get("annotations")).get(CONNECTION)
     if connection and len(connection) <= _LONGEST_CONNECTION:
-        job["metadata"]["annotations"] = {CONNECTION: connection}
-    return job
+        run["metadata"]["annotations"] = {CONNECTION: connection}
+    return run
 
 
 def in_order(numbers: Iterable[str]) -> list[str]:

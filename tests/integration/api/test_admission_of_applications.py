@@ -80,7 +80,10 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     settings = Settings(
         "here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
     )
-    made = launch.application(REPLAY, job, access, chosen, settings, image="registry/job:1")
+    through = Key("default", "main")
+    made = launch.application(
+        REPLAY, through, job, access, chosen, settings, image="registry/job:1"
+    )
     return dict(launcher.manifest(made))
 
 

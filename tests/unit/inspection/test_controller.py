@@ -24,6 +24,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
+from redrive.replay.controller.launch import launched_through
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import SETTINGS, connection, ctx, named, policy
 
@@ -240,9 +241,9 @@ async def test_running_inspection_ends_by_the_connection_of_its_launch() -> None
 async def test_launch_records_the_connection_that_the_cache_retains() -> None:
     _, api = await reconciled(inspection())
     (job,) = api.objects[resources.JOBS].values()
-    assert controller.launched_through(job) == Key("shop", "main")
+    assert launched_through(job) == Key("shop", "main")
     kept = resources.keep_of(resources.JOBS)(job)
-    assert controller.launched_through(kept) == Key("shop", "main")
+    assert launched_through(kept) == Key("shop", "main")
 
 
 async def test_withdrawal_wakes_inspections_whose_policy_is_gone(looks: Looks) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -33,17 +34,18 @@ from redrive.kube.cache import Turn
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
-from redrive.kube.resources import POLICY_LABEL, Key
+from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
 from redrive.replay import selection
 from redrive.replay.controller import launch
-from redrive.replay.controller.checks import RunRequest, check_run
+from redrive.replay.controller.checks import RunRequest, check_run, no_identity
 from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import (
     LAUNCHERS,
+    Launcher,
     choose_engine,
     find_application,
     was_launched,
@@ -135,6 +137,42 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     return Admitted(job, identity, hosts, pods, reference, grants)
 
 
+_WITHDRAWN = {
+    Reason.CONNECTION_NOT_FOUND,
+    Reason.NAMESPACE_NOT_ALLOWED,
+    Reason.REPLAY_IDENTITY_MISSING,
+}
+"""Errors that end a running Replay."""
+
+
+def check_permitted(replay: Body, ctx: Context) -> None:
+    """Check that the connection of its launch still permits a running Replay.
+
+    Its policy may have been deleted since, or refer to another connection.
+
+    Raises:
+        ReplayFailed: it does not.
+    """
+    launched, namespace = find_application(replay, ctx), namespace_of(replay)
+    if launched is None or not resources.is_owned_by(launched.application, replay):
+        return
+    through = launch.launched_through(launched.application)
+    is_known = bool(through.name)  # earlier operators did not record it
+    if not is_known or launched.launcher.run(launched.application).phase in FINAL:
+        return
+    try:
+        connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
+        if connection.replay is None:
+            raise no_identity(through)
+    except RedriveError as error:
+        if error.reason in _WITHDRAWN:
+            raise Reason.REPLAY_FAILED.error(
+                "the BrokerConnection does not permit this Replay anymore",
+                got=error.reason,
+                remedy="make another Replay once it does, which moves the messages that are left",
+            ) from error
+
+
 def choose_template(
     asked: ReplayJobTemplate | None,
     jobs: ConnectionJobs | None,
@@ -176,7 +214,7 @@ def choose_template(
 def template_of(replay: Body, ctx: Context) -> str | None:
     """Return the name of the job template of a Replay; None while it cannot be determined."""
     try:
-        spec = ctx.replays.derive(checked_spec, replay)
+        spec = ctx.replays.derive(parsed_spec, replay)
         policy = ctx.policies.get(policy_of(replay))
         if policy is None:
             return None
@@ -434,41 +472,44 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
             f"as many Replays of namespace {namespace_of(replay)} run at the same time as the "
             f"BrokerConnection {through} allows",
             got=running,
-            remedy="wait for one of them to end, or raise limits.runs in a rule of its spec.allow; "
-            "this Replay starts automatically then",
+            remedy="wait for one of them to end, delete one that hangs, or raise limits.runs in a "
+            "rule of its spec.allow; this Replay starts automatically then",
         )
 
 
 def running_through(connection: Key, namespace: str, ctx: Context) -> int:
-    """Return the number of Replays of *namespace* that run and use a connection."""
-    policies = (
-        policy_of(other)
-        for other in _with_application(namespace, ctx)
-        if was_launched(other) and not is_final(other)
-    )
-    policies_of_runs = chain(policies, _policies_of_deleted(namespace, ctx))
-    return sum(_uses(policy, connection, ctx) for policy in policies_of_runs)
+    """Return the number of Replays of *namespace* that run and were launched through a connection.
 
-
-def _policies_of_deleted(namespace: str, ctx: Context) -> Iterator[Key]:
-    """Yield the policy of each application that runs, and whose Replay was deleted.
-
-    Kubernetes deletes it with a delay, and not at all after a deletion with `--cascade=orphan`.
+    Applications are counted until they end: meanwhile authors may delete or annotate the Replays,
+    or give their policy another connection. One of an unknown connection counts for each.
     """
-    replays = ctx.replays.index(_application_of)
-    for launcher in LAUNCHERS:
-        applications = ctx.applications.get(launcher.resource)
-        for body in applications.index(namespace_of).get(namespace) if applications else ():
-            labels = body["metadata"].get("labels") or {}
-            is_replay = launch.is_named_by(resources.REPLAYS, body)
-            is_deleted = is_replay and not replays.count(Key.of(body))
-            if is_deleted and POLICY_LABEL in labels and launcher.run(body).phase not in FINAL:
-                yield Key(namespace, labels[POLICY_LABEL])
+    caches = ((launcher, ctx.applications.get(launcher.resource)) for launcher in LAUNCHERS)
+    return sum(
+        cache.index(_LAUNCHES[launcher.resource]).count(Launch(namespace, through))
+        for launcher, cache in caches
+        if cache is not None
+        for through in (connection, Key("", ""))
+    )
 
 
-def _uses(key: Key, connection: Key, ctx: Context) -> bool:
-    policy = ctx.policies.get(key)
-    return policy is not None and connections.connection_of(policy) == connection
+class Launch(NamedTuple):
+    """Namespace of a running application of a Replay, and the connection that permitted it."""
+
+    namespace: str
+    through: Key
+
+
+def _launch_of(launcher: Launcher, application: Body) -> Launch | None:
+    """Return the launch of an application that runs a Replay; None for others."""
+    if not launch.is_named_by(resources.REPLAYS, application):
+        return None
+    if launcher.run(application).phase in FINAL:
+        return None
+    return Launch(namespace_of(application), launch.launched_through(application))
+
+
+_LAUNCHES = {launcher.resource: partial(_launch_of, launcher) for launcher in LAUNCHERS}
+"""Keys of an index of each kind of application."""
 
 
 def _rank(replay: Body) -> tuple[bool, str, str]:

@@ -54,7 +54,7 @@ def check_run(request: RunRequest) -> ReplayIdentity:
     for error in run_violations(request):
         raise error
     if request.connection.replay is None:
-        raise no_identity(request)
+        raise no_identity(request.through)
     return request.connection.replay
 
 
@@ -75,13 +75,13 @@ def dead_letters_are_discarded(request: RunRequest) -> RedriveError | None:
 
 def identity_is_missing(request: RunRequest) -> RedriveError | None:
     """Find a connection without a role for Replays."""
-    return no_identity(request) if request.connection.replay is None else None
+    return no_identity(request.through) if request.connection.replay is None else None
 
 
-def no_identity(request: RunRequest) -> RedriveError:
+def no_identity(connection: Key) -> RedriveError:
     """Return the error of a connection without a role for Replays."""
     return Reason.REPLAY_IDENTITY_MISSING.error(
-        f"the BrokerConnection {request.through} names no role for replays",
+        f"the BrokerConnection {connection} names no role for replays",
         remedy="give it spec.replay, with a role and where its credentials lie",
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 from weakref import WeakValueDictionary
 
 import kopf
@@ -30,9 +31,10 @@ from redrive.replay.controller.admission import (
     running_through,
     turn_of,
 )
+from redrive.replay.controller.launch import launched_through
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
-from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher, find_application
+from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
@@ -78,9 +80,6 @@ def _listen(ctx: Context, controller: Controller) -> None:
         if needs_reconcile(before, after) or _reported(before) != _reported(after):
             controller.enqueue(key)
         _enqueue_first(key, (before, after), turns, controller)
-        was_open = before is not None and not is_final(before)
-        if was_open and (after is None or is_final(after)) and _has_run(after or before or {}, ctx):
-            _enqueue_next(key.namespace, ctx, controller)
         if _limited_of(before) != _limited_of(after):
             # One that waits newly may have missed the end of a run.
             _enqueue_next(key.namespace, ctx, controller)
@@ -111,6 +110,7 @@ def _listen_to_applications(launcher: Launcher, ctx: Context, controller: Contro
 def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
     """Enqueue Replays when their connection, namespace labels or job templates change."""
     listen_to_connections(ctx, lambda policy: _enqueue_open_of(policy, ctx, controller))
+    listen_to_withdrawals(resources.REPLAYS, ctx, controller)
 
     @ctx.namespaces.listen
     def labels_changed(namespace: str) -> None:
@@ -149,6 +149,18 @@ def listen_to_connections(ctx: Context, enqueue: Callable[[Key], None]) -> None:
         if needs_reconcile(before, after) or became_ready:
             for policy in users(key, ctx.policies):
                 enqueue(Key.of(policy))
+
+
+def listen_to_withdrawals(kind: Resource, ctx: Context, controller: Controller) -> None:
+    """Enqueue running objects of *kind* when the connection of their launch changes."""
+    by_connection = [cache.index(launched_through) for cache in ctx.applications.values()]
+
+    @ctx.connections.listen
+    def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            for application in chain.from_iterable(index.get(key) for index in by_connection):
+                for owner in owners_of(application, kind):
+                    controller.enqueue(owner)
 
 
 def _enqueue_first(
@@ -194,11 +206,6 @@ def _free_runs(connection: Key, namespace: str, ctx: Context) -> int:
     except RedriveError:
         return 1  # this one then shows the error
     return most - running_through(connection, namespace, ctx)
-
-
-def _has_run(replay: Body, ctx: Context) -> bool:
-    """Return True if a Replay has an application; the end of others permits no further one."""
-    return find_application(replay, ctx) is not None
 
 
 def _limited_of(replay: Body | None) -> Key | None:

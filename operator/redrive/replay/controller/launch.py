@@ -31,7 +31,7 @@ from redrive.api.replay import ReplayEngine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources
 from redrive.kube.context import Settings
-from redrive.kube.resources import MANAGED, POLICY_LABEL, Key, Resource
+from redrive.kube.resources import CONNECTION, MANAGED, POLICY_LABEL, Key, Resource
 from redrive.replay.spec import PodSize, ReplayJob
 
 SPARK_VERSION = "4.3.0"
@@ -66,6 +66,13 @@ def _prefix(kind: Resource) -> str:
     return f"{kind.kind.lower()}-"
 
 
+def launched_through(application: Body) -> Key:
+    """Return the connection that permitted an application; one with an empty name if unknown."""
+    text = (application["metadata"].get("annotations") or {}).get(CONNECTION, "")
+    namespace, _, name = text.partition("/")
+    return Key(namespace, name)
+
+
 @dataclass(frozen=True)
 class ChosenTemplate:
     """The job template of a Replay, its number of executors, and its engine, Job or Spark."""
@@ -76,8 +83,9 @@ class ChosenTemplate:
     engine: ReplayEngine
 
 
-def application(  # noqa: PLR0913  each has a source of its own
+def application(  # noqa: PLR0913, PLR0917  each has a source of its own
     replay: Body,
+    through: Key,
     job: ReplayJob,
     access: PodAccess,
     chosen: ChosenTemplate,
@@ -91,6 +99,7 @@ def application(  # noqa: PLR0913  each has a source of its own
 
     Args:
         replay: the Replay.
+        through: connection that permits it.
         job: its run.
         access: volumes and variables with the credentials of the replay role.
         chosen: its job template.
@@ -103,12 +112,13 @@ def application(  # noqa: PLR0913  each has a source of its own
         job = dataclasses.replace(job, pod=PodSize(pod.cores, pod.mebibytes * 2**20))
         account = settings.job_service_account
         program = JobProgram("redrive.replay", job.encode(), account)
-        return job_application(replay, resources.REPLAYS, program, access, template, image=image)
+        kind = resources.REPLAYS
+        return job_application(replay, kind, through, program, access, template, image=image)
     labels = _labels(replay, resources.REPLAYS)
     pods = {role: _completed(pod_of(template, role), access, labels) for role in SPARK_ROLES}
     sizes = [pod.properties(role) for role, pod in pods.items()]
     return JobApplication(
-        metadata=_metadata(replay, resources.REPLAYS, template, labels),
+        metadata=_metadata(replay, resources.REPLAYS, through, template, labels),
         image=template.image or image,
         pull_policy=next((pod.pull_policy for pod in pods.values() if pod.pull_policy), ""),
         program=JobProgram(
@@ -124,9 +134,10 @@ def application(  # noqa: PLR0913  each has a source of its own
     )
 
 
-def job_application(  # noqa: PLR0913  each has a source of its own
+def job_application(  # noqa: PLR0913, PLR0917  each has a source of its own
     owner: Body,
     kind: Resource,
+    through: Key,
     program: JobProgram,
     access: PodAccess,
     template: JobTemplate,
@@ -137,7 +148,7 @@ def job_application(  # noqa: PLR0913  each has a source of its own
     labels = _labels(owner, kind)
     pod = _completed(pod_of(template, Role.JOB), access, labels)
     return JobApplication(
-        metadata=_metadata(owner, kind, template, labels),
+        metadata=_metadata(owner, kind, through, template, labels),
         image=template.image or image,
         pull_policy=pod.pull_policy,
         program=program,
@@ -158,14 +169,13 @@ def _labels(owner: Body, kind: Resource) -> dict[str, str]:
 
 
 def _metadata(
-    owner: Body, kind: Resource, template: JobTemplate, labels: Mapping[str, str]
+    owner: Body, kind: Resource, through: Key, template: JobTemplate, labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    annotations = dict(template.metadata.annotations)
     return {
         "name": name_of(owner, kind),
         "namespace": Key.of(owner).namespace,
         "labels": {**template.metadata.labels, **labels},
-        **({"annotations": annotations} if annotations else {}),
+        "annotations": {**template.metadata.annotations, CONNECTION: str(through)},
         "ownerReferences": [resources.owner_reference(kind, owner)],
     }
 

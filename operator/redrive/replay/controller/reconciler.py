@@ -51,6 +51,7 @@ from redrive.replay.controller import keys, launch, metrics, rights
 from redrive.replay.controller.admission import (
     ENDED_AT,
     admit,
+    check_permitted,
     checked_spec,
     is_dry_run,
     is_final,
@@ -216,17 +217,18 @@ async def _requeue_stopped(replay: Body, error: RedriveError, ctx: Context) -> R
     is_dormant = error.stalls or error.reason is Reason.SUSPENDED
     if is_dormant and not await rights.release_waiting(_current(replay, ctx), ctx):
         return Requeue.BACKOFF
-    return requeue_after_error(error, replay)
+    return requeue_after_error(error, replay, runs=find_application(replay, ctx) is not None)
 
 
 async def _prepare(replay: Body, reported: ReplayStatus, ctx: Context) -> tuple[ObjectEvent, ...]:
-    """Check a Replay before its launch, and prepare its target; return Events about the target.
+    """Check a Replay, and prepare its target before its launch; return Events about the target.
 
     Raises:
         RedriveError: the Replay may not run, or not now.
     """
+    check_permitted(replay, ctx)
     check_start(replay, reported, ctx)
-    if not was_launched(replay):
+    if find_application(replay, ctx) is None:
         await ctx.replays.derive_aside(checked_spec, replay)
     return tuple(await prepare_target(replay, ctx))
 
@@ -385,6 +387,7 @@ async def _admit_confirmed(replay: Body, reported: ReplayStatus, ctx: Context) -
     run = reported.run
     if is_dry_run(replay) or is_admitted(replay) or run.review is None or run.finished:
         return replay
+    await ctx.replays.derive_aside(checked_spec, replay)
     admit(replay, ctx)
     return await _annotate(replay, {ADMITTED: replay["metadata"]["uid"]}, ctx)
 
@@ -425,10 +428,10 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     key_secret = keys.secret_of(replay, key)
     access = pod_access(admitted.identity, admitted.redirect_hosts, key_secret)
     image = await read_image(ctx.settings.replay_template, ctx)
-    wanted = launch.application(
-        replay, admitted.job, access, admitted.template, ctx.settings, image=image
-    )
     connection = key_of(admitted.connection_ref, Key.of(replay).namespace)
+    wanted = launch.application(
+        replay, connection, admitted.job, access, admitted.template, ctx.settings, image=image
+    )
     lent = launch.lent_objects(admitted.identity)
     await check_prerequisites(wanted, connection, lent, key_secret, ctx)
     await keys.provide_secret(replay, key, ctx)
@@ -465,11 +468,9 @@ def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
 
 
 def _run(replay: Body, ctx: Context) -> SparkRun | None:
-    launched = find_application(replay, ctx)
-    if launched is None:
+    if (launched := find_application(replay, ctx)) is None:
         return None
-    launcher, application = launched
-    return launcher.run_of(replay, resources.REPLAYS, application)
+    return launched.launcher.run_of(replay, resources.REPLAYS, launched.application)
 
 
 async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> Body:

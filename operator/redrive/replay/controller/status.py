@@ -259,8 +259,10 @@ def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
     return Requeue.SLOW_BACKOFF if is_idle or ends_in_time else Requeue.ON_CHANGE
 
 
-def requeue_after_error(error: RedriveError, replay: Body) -> Requeue:
-    """Return the requeue time of a Replay that *error* stops."""
+def requeue_after_error(error: RedriveError, replay: Body, *, runs: bool) -> Requeue:
+    """Return the requeue time of a Replay that *error* stops; *runs* if it has an application."""
+    if error.requeue is Requeue.BACKOFF and is_dry_run(replay) and not runs:
+        return Requeue.SLOW_BACKOFF  # any number of plans may wait for one cause
     if error.requeue is not Requeue.ON_CHANGE or error.reason in _FINAL_REASONS:
         return error.requeue
     if not was_launched(replay):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from datetime import timedelta
@@ -26,7 +27,7 @@ from redrive.kube.client import Kubernetes, ReferenceNotFoundError
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
-from redrive.kube.resources import POLICY_LABEL, Key
+from redrive.kube.resources import CONNECTION, Key
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from redrive.replay.controller import admission, launch
@@ -709,12 +710,15 @@ def test_lower_approval_bound_applies(
     assert ReplayJob.decode(job.encode()) == job
 
 
-def with_application(name: str, policy_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a Replay, and its application."""
+def with_application(
+    name: str, policy_name: str, connection: str | None = "main"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a Replay, and its application, launched through a connection."""
     body = launched(replay(name, spec={"policyRef": {"name": policy_name}}))
     metadata = {"name": launch.name_of(body), "namespace": "shop", "uid": name}
     owner = {"kind": "Replay", "name": name, "uid": body["metadata"]["uid"]}
-    return body, {"metadata": metadata | {"ownerReferences": [owner]}}
+    through = {} if connection is None else {CONNECTION: f"shop/{connection}"}
+    return body, {"metadata": metadata | {"ownerReferences": [owner], "annotations": through}}
 
 
 @pytest.mark.parametrize(
@@ -728,7 +732,7 @@ def test_replay_waits_while_its_namespace_has_all_its_runs(
     others = [with_application(f"other-{n}", f"policy-{n}") for n in range(runs)]
     policies = [policy(), *(renamed(policy(), f"policy-{n}") for n in range(runs))]
     elsewhere = renamed(policy(connectionRef={"name": "another"}), "elsewhere")
-    uncounted = with_application("uncounted", "elsewhere")
+    uncounted = with_application("uncounted", "elsewhere", "another")
     mine = replay(spec={"mode": mode})
     made = ctx(
         connections=[connection(allow=[rule])],
@@ -744,28 +748,36 @@ def test_replay_waits_while_its_namespace_has_all_its_runs(
 
 
 @pytest.mark.parametrize(
-    ("state", "policy_name", "refused"),
-    [("RUNNING", "orders", True), ("COMPLETED", "orders", False), ("RUNNING", "elsewhere", False)],
+    ("state", "through", "refused"),
+    [
+        ("RUNNING", "main", True),
+        ("RUNNING", None, True),
+        ("COMPLETED", "main", False),
+        ("RUNNING", "another", False),
+    ],
 )
-def test_applications_of_deleted_replays_count_until_their_end(
-    state: str, policy_name: str, *, refused: bool
+def test_applications_count_by_their_launch_until_their_end(
+    state: str, through: str | None, *, refused: bool
 ) -> None:
+    """Whatever an author does meanwhile to the Replay, and to the connection of its policy."""
     rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
-    _, application = with_application("deleted", policy_name)
-    metadata = {"creationTimestamp": "2026-01-01T00:00:00Z", "labels": {POLICY_LABEL: policy_name}}
-    application["metadata"] |= metadata
+    running, application = with_application("running", "moved", through)
     application["status"] = {"applicationState": {"state": state}}
-    made = ctx(
-        connections=[connection(allow=[rule])],
-        policies=[policy(), renamed(policy(connectionRef={"name": "another"}), "elsewhere")],
-        replays=[replay()],
-        applications=[application],
-    )
-    if not refused:
-        assert admit(replay(), made).job.name == "now"
-        return
-    with raises(Reason.TOO_MANY_RUNS, match="got 1;"):
-        admit(replay(), made)
+    unannotated, ended = copy.deepcopy(running), copy.deepcopy(running)
+    del unannotated["metadata"]["annotations"]
+    ended["metadata"]["annotations"][ENDED_AT] = "2026-01-01T00:00:00Z"
+    for others in ([], [running], [unannotated], [ended]):
+        made = ctx(
+            connections=[connection(allow=[rule])],
+            policies=[policy(), renamed(policy(connectionRef={"name": "new"}), "moved")],
+            replays=[replay(), *others],
+            applications=[application],
+        )
+        if not refused:
+            assert admit(replay(), made).job.name == "now"
+            continue
+        with raises(Reason.TOO_MANY_RUNS, match="got 1;"):
+            admit(replay(), made)
 
 
 def renamed(body: dict[str, Any], name: str) -> dict[str, Any]:

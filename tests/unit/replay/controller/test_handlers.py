@@ -88,8 +88,9 @@ async def test_suspended_replays_wake_each_other_only_once(
     await controller.stop()
 
 
+@pytest.mark.parametrize("is_forged", [False, True])
 async def test_condition_is_parsed_once_and_beside_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, is_forged: bool
 ) -> None:
     threads: list[threading.Thread] = []
     to_sql = selection.to_sql
@@ -100,6 +101,8 @@ async def test_condition_is_parsed_once_and_beside_the_loop(
 
     monkeypatch.setattr(selection, "to_sql", parse)
     suspended = replay(where="cause_type = 'x'", spec={"suspend": True})
+    if is_forged:  # an author may write the annotations of a launch
+        suspended = launched(suspended)
     made = ctx(replays=[suspended])
     lock = asyncio.Lock()
     for _ in range(3):
@@ -219,16 +222,30 @@ async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(looked: Looked)
     assert len(await looked.names()) == 20
     made.replays.drop(other)  # thousands that never ran may be deleted at once
     assert await looked.names() == ["other"]
-    made.replays.drop(running)
-    assert await looked.names() == ["running", "a-0", "b-0"]
+    made.replays.drop(running)  # its application runs until Kubernetes deletes it
+    assert await looked.names() == ["running"]
+    applications = made.applications[resources.SPARK_APPLICATIONS]
+    applications.put({**application, "status": {"applicationState": {"state": "COMPLETED"}}})
+    assert await looked.names() == ["a-0", "b-0"]
     # This one runs now, or waits for something else, so the next one is tried.
     made.replays.put(of_policy("a-0", "a", "Progressing"))
     assert await looked.names() == ["a-1", "b-0"]
-    applications = made.applications[resources.SPARK_APPLICATIONS]
-    applications.put({**application, "status": {"applicationState": {"state": "COMPLETED"}}})
-    assert await looked.names() == ["a-1", "b-0"]
     applications.drop(application)
     assert await looked.names() == ["a-1", "b-0"]
+    await controller.stop()
+
+
+async def test_withdrawal_wakes_replays_whose_policy_is_gone(looked: Looked) -> None:
+    running = launched(replay("running"))
+    metadata = {"namespace": "shop", "name": launch.name_of(running), "uid": "u"}
+    owner = {"kind": "Replay", "name": "running", "uid": running["metadata"]["uid"]}
+    through = {"ownerReferences": [owner], "annotations": {resources.CONNECTION: "shop/main"}}
+    made = ctx(replays=[running], applications=[{"metadata": metadata | through}], policies=[])
+    made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    assert await looked.names() == ["running"]
+    made.connections.drop(connection())
+    assert await looked.names() == ["running"]
     await controller.stop()
 
 
@@ -256,9 +273,10 @@ async def test_limited_replays_wake_only_as_many_as_may_run(looked: Looked) -> N
     running = launched(of_policy(0, "Progressing", 1))
     metadata = {"namespace": "shop", "name": launch.name_of(running), "uid": "u"}
     created = {"resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    application = {"metadata": metadata | created}
     made = ctx(
         replays=[running, *(of_policy(n, "TooManyRuns", 1) for n in range(1, 9))],
-        applications=[{"metadata": metadata | created}],
+        applications=[application],
         policies=named,
         connections=[connection(allow=[rule])],
     )
@@ -270,6 +288,7 @@ async def test_limited_replays_wake_only_as_many_as_may_run(looked: Looked) -> N
         made.replays.put(of_policy(1, "TooManyRuns", version + 1))
     assert await looked.names() == []
     made.replays.drop(running)
+    made.applications[resources.SPARK_APPLICATIONS].drop(application)
     assert await looked.names() == ["r0", "r1"]
     # It waits for something else now, so the next one is tried.
     made.replays.put(of_policy(1, "PolicyNotReady", 10))

@@ -22,7 +22,7 @@ from redrive.api.replay import ReplayEngine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess
 from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, keep_of
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
@@ -32,7 +32,12 @@ from redrive.replay.controller.launch import (
     PodAccess,
     pod_access,
 )
-from redrive.replay.controller.spark_operators import job_manifest, kubeflow_manifest
+from redrive.replay.controller.spark_operators import (
+    LAUNCHERS,
+    Launcher,
+    job_manifest,
+    kubeflow_manifest,
+)
 from redrive.replay.spec import PodSize, ReplayJob
 
 SETTINGS = Settings(
@@ -79,13 +84,25 @@ def application(
     chosen = ChosenTemplate(
         "default", JobTemplate.model_validate(template or {}), executors, engine
     )
-    return launch.application(replay(), job, access, chosen, SETTINGS, image="registry/redrive:1")
+    image, through = "registry/redrive:1", Key("shop", "main")
+    return launch.application(replay(), through, job, access, chosen, SETTINGS, image=image)
 
 
 def own_container(pod: dict[str, Any]) -> dict[str, Any]:
     """Return Spark's container of a pod of the application."""
     container: dict[str, Any] = pod["template"]["spec"]["containers"][0]
     return container
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.resource.group)
+def test_launch_records_the_connection_that_the_cache_retains(launcher: Launcher) -> None:
+    template = {"metadata": {"annotations": {"team": "shop", "redrive.io/connection": "a/b"}}}
+    engine = ReplayEngine.JOB if launcher.name is None else ReplayEngine.SPARK
+    made = dict(launcher.manifest(application(template, engine=engine)))
+    assert made["metadata"]["annotations"]["team"] == "shop"
+    made["metadata"] = {**made["metadata"], "uid": "u", "resourceVersion": "1"}
+    kept = keep_of(launcher.resource)(made)
+    assert launch.launched_through(kept) == launch.launched_through(made) == Key("shop", "main")
 
 
 def test_job_has_one_pod_of_its_template_and_no_spark() -> None:
@@ -299,7 +316,7 @@ def test_template_fields_reach_the_pods() -> None:
     template = {"image": "r/i:1", "driver": pod, "executor": pod, "metadata": metadata}
     made = manifest(template, executors=3)
     assert made["metadata"]["labels"].items() >= {"queue": "night", **LABELS}.items()
-    assert made["metadata"]["annotations"] == {"cost": "7"}
+    assert made["metadata"]["annotations"]["cost"] == "7"
     spec = made["spec"]
     assert (spec["image"], spec["imagePullPolicy"]) == ("r/i:1", "Always")
     assert spec["executor"]["instances"] == 3

@@ -27,7 +27,7 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, ForbiddenError, KubernetesError, UnavailableError
 from redrive.kube.context import Context, Settings, wall_clock
-from redrive.kube.resources import Key, Resource
+from redrive.kube.resources import CONNECTION, Key, Resource
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT
@@ -1137,6 +1137,25 @@ async def test_canceled_run_drains_before_it_fails(
     (status,) = statuses(api)
     assert status["phase"] == phase
     assert (shown(api)[0] == "Canceled") is (phase == "Failed")
+
+
+@pytest.mark.parametrize("through", ["shop/main", None])
+@pytest.mark.parametrize("changes", [{"replay": None}, {"allow": []}, {}])
+async def test_running_replay_ends_when_it_is_not_permitted(
+    changes: dict[str, Any], through: str | None
+) -> None:
+    """By the connection of its launch, whichever one its policy has now."""
+    body = launched(replay(status={"moved": 5}))
+    runs = application(wall_clock(), applicationState={"state": "RUNNING"})
+    runs["metadata"]["annotations"] = {} if through is None else {CONNECTION: through}
+    elsewhere = policy(connectionRef={"name": "another"})
+    for policies in ([policy()], [elsewhere], []):
+        api = storing(body)
+        tables = {"policies": Cache(policies), "connections": Cache([connection(**changes)])}
+        await reconcile_cached(api, body, runs, **tables)
+        ends = bool(changes) and through is not None
+        assert statuses(api)[-1]["phase"] == ("Failed" if ends else "Running")
+        assert (shown(api)[0] == "ReplayFailed") is ends
 
 
 @pytest.mark.parametrize("state", ["", "SUBMITTED", "RUNNING", "PENDING_RERUN"])
