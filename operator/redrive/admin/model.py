@@ -322,10 +322,10 @@ def name_set(value: Any) -> frozenset[str]:  # noqa: ANN401  JSON
     """Return the texts of a list.
 
     Raises:
-        TypeError: an item is no text.
+        TypeError: it is no list, or an item is no text.
     """
-    if not all(isinstance(name, str) for name in value):
-        raise TypeError("no text")
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise TypeError("no list of texts")
     return frozenset(value)
 
 

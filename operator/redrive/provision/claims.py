@@ -104,6 +104,14 @@ class _Judged(NamedTuple):
     connection: Body | None
     request: Request | None
 
+    def is_of(self, policy: Body, connection: Body | None) -> bool:
+        """Return True if later versions of the objects have the same request."""
+        return not (
+            needs_reconcile(self.policy, policy)
+            or needs_reconcile(self.connection, connection)
+            or _priority_changed(self.policy, policy)
+        )
+
 
 class Conflicts:
     """Index of the policies that claim each name at a broker.
@@ -186,7 +194,10 @@ class Conflicts:
         self._judged.clear()
 
     def admissible(self, key: Key, ctx: Context) -> Request | None:
-        """Return the request of a policy; read it once for each version of policy and connection.
+        """Return the request of a policy; resolve it again only if a change may affect it.
+
+        The status of a policy changes often, and each reconcile of the first of thousands of rivals
+        reads all of them.
 
         Returns:
             None if the policy does not exist or is inadmissible, as its own status shows.
@@ -196,9 +207,12 @@ class Conflicts:
             return None
         connection = ctx.connections.get(connection_of(body))
         judged = self._judged.get(key)
-        if judged is None or judged.policy is not body or judged.connection is not connection:
-            judged = self._judged[key] = _Judged(body, connection, _admitted(body, ctx))
-        return judged.request
+        if judged is not None and judged.policy is body and judged.connection is connection:
+            return judged.request
+        is_valid = judged is not None and judged.is_of(body, connection)
+        request = judged.request if judged is not None and is_valid else _admitted(body, ctx)
+        self._judged[key] = _Judged(body, connection, request)
+        return request
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):

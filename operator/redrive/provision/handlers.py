@@ -137,7 +137,7 @@ class Queues:
 
     def _users_changed(self, connection: Key) -> None:
         body = self._ctx.connections.get(connection)
-        used = bool(users(connection, self._ctx.policies))
+        used = self._ctx.policies.index(connection_of).count(connection) > 0
         if body is not None and is_protection_due(body, used=used):
             self.connections.enqueue(connection)
 

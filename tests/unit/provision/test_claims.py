@@ -313,6 +313,46 @@ def test_colliding_policies_cost_few_reconciles_each(
     assert colliding.readings <= 5 * count
 
 
+def test_rival_is_resolved_again_only_if_its_claim_changes(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of thousands of rivals reads all of them, and their statuses change often."""
+    resolved: list[object] = []
+
+    def count(body: dict[str, Any], context: Context) -> Request:
+        resolved.append(body["metadata"]["name"])
+        return resolve(body, context)
+
+    monkeypatch.setattr(claims, "resolve", count)
+    through = connection_with(connection)
+    ctx.connections.put(through)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    body, version = policy(), 1
+
+    def resolutions(**changes: object) -> int:
+        nonlocal body, version
+        version += 1
+        body = body | changes
+        body = body | {"metadata": body["metadata"] | {"resourceVersion": str(version)}}
+        ctx.policies.put(body)
+        resolved.clear()
+        request = conflicts.admissible(Key("shop", "orders"), ctx)
+        assert request is not None
+        assert request.priority is Priority.of(body)
+        return len(resolved)
+
+    assert resolutions() == 1
+    blocked = {"conditions": [{"type": "Ready", "status": "False", "reason": "ResourceConflict"}]}
+    assert resolutions(status=blocked) == 0
+    shown = {"status": {"policies": 9}, "metadata": through["metadata"] | {"resourceVersion": "2"}}
+    ctx.connections.put(through | shown)
+    assert resolutions() == 0
+    assert resolutions(status=blocked | {"retryTopic": "x"}) == 1
+    assert resolutions(metadata=body["metadata"] | {"generation": 8}) == 1
+    ctx.connections.put(connection_with(connection, 3))
+    assert resolutions() == 1
+
+
 MakeRequest = Callable[..., Request]
 FAULT = Reason.PARTITIONS_DIFFER.error("it can't be built", remedy="change it")
 POWERLESS = ReferenceNotFoundError("there is no such Secret", remedy="create it")
