@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import secrets
 import signal
 import time
@@ -83,6 +84,8 @@ OWN_SANDBOX = "own sandbox"
 """The group of modules that may stop or change the sandbox; see the top of this file."""
 CONTROL_PLANE = "control plane"
 """The group of modules that need an API server without an operator."""
+SECURITY_MODEL = Path(__file__).parents[1] / "docs/explanation/security-model.md"
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py::test_\w+)`")
 
 
 class GroupScheduling(LoadGroupScheduling):  # type: ignore[misc]  # it has no types
@@ -96,8 +99,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
     return GroupScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the groups first, which are long, so that no worker is idle at the end."""
+    """Run the groups first, which are long, so that no worker is idle at the end.
+
+    Mark the tests that the security model names.
+    """
+    named = set(NAMED_TEST.findall(SECURITY_MODEL.read_text("utf-8")))
+    for item in items:
+        if re.split(r"[@\[]", item.nodeid)[0] in named:  # without parameters and group
+            item.add_marker("attack")
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 

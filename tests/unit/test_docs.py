@@ -222,6 +222,15 @@ def test_statements_of_the_security_model_have_tests() -> None:
         assert tests, f"no test proves: {statement}"
 
 
+def test_tests_of_the_security_model_are_marked_as_attacks(request: pytest.FixtureRequest) -> None:
+    """So `-m attack` selects them all."""
+    names = {f"{file}::{name}" for _, tests in security_statements() for file, name in tests}
+    assert request.node.get_closest_marker("attack")
+    for item in request.session.items:
+        is_marked = item.get_closest_marker("attack") is not None
+        assert is_marked == (re.split(r"[@\[]", item.nodeid)[0] in names), item.nodeid
+
+
 def test_tests_named_by_pages_exist() -> None:
     names = {test for page in PAGES for test in TEST.findall(page.read_text("utf-8"))}
     assert len(names) > 40
