@@ -16,7 +16,7 @@ from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.job_templates import JobTemplates
-from redrive.kube.resources import retained_config_map
+from redrive.kube.resources import keep_of, retained_config_map
 from redrive.provision import handlers
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -41,7 +41,7 @@ async def operator_in_process(
         policies=Cache(await kubernetes.list(resources.POLICIES)),
         replays=Cache(),
         inspections=Cache(),
-        applications={},
+        applications={resources.JOBS: Cache(keep=keep_of(resources.JOBS))},
         config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), retained_config_map),
         brokers=Connections(connections, http, reader, clock, labels),
         namespaces=labels,
