@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import ConfigDict, Field, Strict
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.model import VALIDATIONS, ApiModel, one_of
+from redrive.api.model import VALIDATIONS, ApiModel, Form, one_of
 from redrive.api.policy_defaults import bounded_duration
 from redrive.api.replay import (
     Duration,
@@ -21,6 +21,10 @@ from redrive.api.replay import (
 )
 from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedCauseCount
 
+RETURNED, MAX_RETURNED = 20, 500
+"""Messages that are returned by default, and at most."""
+MAX_SEALED = 256 * 2**10
+"""Characters of encrypted messages in a status; an object may have 1.5 MiB."""
 NEWEST = 10_000
 """Entries that are read by default."""
 MAX_NEWEST = 1_000_000
@@ -42,6 +46,26 @@ class InspectedMessages(enum.StrEnum):
     RETRY = "Retry"
 
 
+class ReturnedMessages(ApiModel):
+    """Single messages that an Inspection returns, masked and encrypted for one recipient."""
+
+    recipient: Annotated[
+        str,
+        Field(max_length=44),
+        Form(
+            r"[A-Za-z0-9+/]{43}=",
+            "`recipient` must be a public key of X25519, in base64",
+            "use redrive peek, which makes one for each call",
+        ),
+    ]
+    """Public key of X25519, in base64, for which the messages are encrypted: 44 characters.
+    `redrive peek` makes one for each call. Who has its private key can read them."""
+
+    limit: Annotated[int, Strict(), Field(ge=1, le=MAX_RETURNED)] = RETURNED
+    """Maximum number of messages, the newest selected ones, 1 to 500. The oldest of these are left
+    out if they do not fit into 256 KiB of encrypted and compressed text. Defaults to 20."""
+
+
 class InspectionSpec(ApiModel):
     """One reading of messages. Immutable, except `ttlAfterFinished`."""
 
@@ -49,7 +73,16 @@ class InspectionSpec(ApiModel):
         json_schema_extra={
             VALIDATIONS: [
                 immutable(
-                    ("policyRef", "from", "select", "newest", "deadline", "reason", "ticket"),
+                    (
+                        "policyRef",
+                        "from",
+                        "select",
+                        "newest",
+                        "messages",
+                        "deadline",
+                        "reason",
+                        "ticket",
+                    ),
                     "the spec of an Inspection is immutable, except ttlAfterFinished: it is one "
                     "run, like a Job",
                     "create another Inspection",
@@ -79,6 +112,9 @@ class InspectionSpec(ApiModel):
     newest: Annotated[int, Strict(), Field(ge=1, le=MAX_NEWEST)] = NEWEST
     """Maximum number of entries to read, 1 to 1000000: the newest ones of each partition, and about
     256 MiB of them. Defaults to 10000."""
+
+    messages: ReturnedMessages | None = None
+    """Single messages to return beside the summary, masked and encrypted. Defaults to none."""
 
     deadline: Deadline = DEFAULT_DEADLINE
     """Time limit of the job, 1s to 1d. After it the Inspection is Failed. Defaults to 10m."""
@@ -135,6 +171,10 @@ class InspectionRun(LenientStatus):
     payload_bytes: int | None = None
     """Size of their payloads."""
 
+    sealed_messages: Annotated[str, Field(max_length=MAX_SEALED)] | None = None
+    """With `messages`, the newest selected messages: masked, and encrypted for its recipient, as
+    base64. Absent without a selected message."""
+
     finished: bool | None = None
     """True once the summary is complete."""
 
@@ -145,7 +185,7 @@ class InspectionRun(LenientStatus):
 class InspectionStatus(LenientStatus):
     """State of the Inspection. The operator writes all of it except `run`, which the job writes.
 
-    It contains no message key and no payload.
+    It contains no message key and no payload, except encrypted in `run.sealedMessages`.
     """
 
     observed_generation: int | None = None

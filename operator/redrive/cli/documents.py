@@ -292,6 +292,21 @@ class MessageList(_Inspected):
     items: list[MessageRecord]
 
 
+class InspectedMessageList(_Document):
+    """Output of `peek` without `--direct`: messages of an Inspection, the newest first.
+
+    Of `messages` that were read `matched` are selected.
+    """
+
+    kind: Literal["InspectedMessageList"]
+    inspection: str
+    totalEntries: int
+    readEntries: int
+    messages: int
+    matched: int
+    items: list[MessageRecord]
+
+
 DOCUMENTS = (
     StatusList,
     ReplayHistory,
@@ -304,4 +319,5 @@ DOCUMENTS = (
     PlannedCauseList,
     InspectedCauseList,
     MessageList,
+    InspectedMessageList,
 )

@@ -19,10 +19,11 @@ import click
 
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
-from redrive.api.inspection import MAX_NEWEST
-from redrive.cli.cluster import Cluster, ClusterError
+from redrive.api.inspection import MAX_RETURNED, RETURNED
+from redrive.cli.cluster import Cluster
 from redrive.cli.documents import CauseCount, MalformedEntryRecord, PlannedCause, ReplayRecord
 from redrive.cli.inspection_request import InspectionRequest, inspection_options
+from redrive.cli.inspection_run import extent_of, inspected, peeked
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
@@ -41,30 +42,24 @@ from redrive.cli.output import (
     table,
     utc_option,
 )
-from redrive.cli.policies import ENDED, conditions_of
-from redrive.cli.replay import manifest, object_of, planned
-from redrive.cli.replays import phase_of, run_of
+from redrive.cli.replay import manifest, planned
+from redrive.cli.replays import run_of
 from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
-from redrive.inspection.record import Recorder, newest_of
+from redrive.inspection.record import MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.summary import NONE_RECORDED, CauseGroup, Summary
-from redrive.kube.resources import INSPECTIONS, POLICIES, REPLAYS
+from redrive.kube.resources import POLICIES, REPLAYS
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.values import time_text
 from redrive.reading.rows import DeadLetterRow
 
-PEEKED, MOST_PEEKED = 20, 500
-"""Messages that `peek` shows by default, and at most."""
 MAX_PAYLOAD = 64 * 2**10
 """Characters of a payload that `peek` shows in clear text."""
-MAX_PEEKED_BYTES = 8 * 2**20
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
-_TTL = "5m"
-"""Time after its end when an Inspection of a command is deleted."""
 _LONGEST_VALUE = 64
 _LONGEST_CAUSE = 40
 _FRAMES = 3
@@ -122,12 +117,10 @@ def causes(request: InspectionRequest) -> int:
     NAME is one of several. Texts of causes are masked: quoted values, words with digits, and words
     of the message itself. --reveal shows clear text: your own token is the right to read it.
     """
-    if not (request.access.is_direct or request.is_of_file):
+    if request.is_in_cluster:
         _check_counted(request)
-        cluster = Cluster(request.flags)
-        policy = cluster.get(POLICIES, cluster.namespace, request.policy)
-        count = _inspect if request.waiting else _count_by_replay
-        count(request, cluster, policy)
+        count = _count_by_inspection if request.waiting else _count_by_replay
+        count(request)
         return 0
     reading = _planned(request)
     recorder = _recorder(request, reading)
@@ -146,18 +139,18 @@ def causes(request: InspectionRequest) -> int:
     _say_malformed(reading)
     if any(not group.cause for group in groups):
         say(_WITHOUT_CAUSE)
-    cause = groups[0].fingerprint or groups[0].cause
-    selection = ["--cause", clean(cause), "--limit", "1"]
-    say(f"Look at one: {request.hint('peek', *selection)}")
+    say(f"Look at one: {_one_of(request, groups[0].fingerprint, groups[0].cause)}")
     return 0
 
 
-def _count_by_replay(request: InspectionRequest, cluster: Cluster, policy: Body) -> None:
+def _count_by_replay(request: InspectionRequest) -> None:
     """Count the causes of dead letters by a Replay, and print them.
 
     Raises:
         RedriveError: the Replay can't be created, or it failed.
     """
+    cluster = Cluster(request.flags)
+    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
     body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
     created = cluster.create(REPLAYS, body)
     say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
@@ -170,28 +163,17 @@ def _count_by_replay(request: InspectionRequest, cluster: Cluster, policy: Body)
     _print_planned(request, "PlannedCauseList", items, fields, _plan_summary(plan, counts))
 
 
-def _inspect(request: InspectionRequest, cluster: Cluster, policy: Body) -> None:
+def _count_by_inspection(request: InspectionRequest) -> None:
     """Count the causes of waiting retries by an Inspection, and print them.
 
     Raises:
         RedriveError: the Inspection can't be created, or it failed.
     """
-    spec = {
-        "policyRef": {"name": request.policy},
-        "from": request.source,
-        "select": request.select or None,
-        "newest": MAX_NEWEST if request.reads_all else None,
-        "ttlAfterFinished": _TTL,
-        "reason": "causes",
-    }
-    created = cluster.create(INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec))
-    name = created["metadata"]["name"]
-    say(f"inspection.redrive.io/{name} reads, and consumes nothing")
-    run = run_of(_inspected(cluster, created))
+    body = inspected(request, "causes")
+    run = run_of(body)
     items = list(_planned_causes(run.get("causes") or (), run["matched"]))
-    figures = ("totalEntries", "readEntries", "messages", "matched")
-    fields = {"inspection": name} | {figure: run[figure] for figure in figures}
-    _print_planned(request, "InspectedCauseList", items, fields, _inspection_summary(request, run))
+    summary = _inspection_summary(request, run)
+    _print_planned(request, "InspectedCauseList", items, extent_of(body), summary)
 
 
 def _print_planned(
@@ -206,45 +188,16 @@ def _print_planned(
         names = [item["cause"] for item in items]
         print_document(document(kind, items, **fields), request.output, names)
         return
+    lines = list(summary)
     if items:
         click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
-    say("\n".join([*summary, f"Consumers and examples: {request.direct_hint()}"]))
+        lines.append(f"Look at one: {_one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
+    say("\n".join([*lines, f"Consumers and examples: {request.direct_hint()}"]))
 
 
-def _inspected(cluster: Cluster, inspection: Body) -> Body:
-    """Wait for the end of an Inspection, and return it.
-
-    Raises:
-        RedriveError: it failed, or can't start.
-        KeyboardInterrupt, SystemExit: the command was interrupted; the Inspection is deleted.
-    """
-    live = Live(sys.stderr)
-    try:
-        for snapshot in cluster.states(INSPECTIONS, inspection):
-            (inspection,) = snapshot.objects
-            run, ready = run_of(inspection), conditions_of(inspection).get("Ready") or {}
-            problem = f"{ready.get('reason')}: {ready.get('message')}"
-            if phase_of(inspection) == "Completed":
-                live.clear()
-                return inspection
-            if "Stalled" in conditions_of(inspection):
-                raise RedriveError("the messages can't be read", got=problem, remedy="correct it")
-            shown = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
-            error = () if snapshot.error is None else (f"  {snapshot.error}",)
-            live.show([shown if run else problem if ready else "starts", *error])
-    finally:
-        if phase_of(inspection) not in ENDED:
-            _delete(cluster, inspection)
-    raise RedriveError("the Inspection was deleted", remedy="repeat the command")
-
-
-def _delete(cluster: Cluster, inspection: Body) -> None:
-    """Delete an Inspection, or name the command that does; keeps the error of the caller."""
-    try:
-        cluster.delete(INSPECTIONS, inspection)
-    except ClusterError as error:
-        name = inspection["metadata"]["name"]
-        say(f"not deleted: {error}\nkubectl delete inspection {name} -n {cluster.namespace}")
+def _one_of(request: InspectionRequest, fingerprint: str, cause: str) -> str:
+    """Return the command that shows the newest message of a cause."""
+    return request.hint("peek", "--cause", clean(fingerprint or cause), "--limit", "1")
 
 
 def _check_counted(request: InspectionRequest) -> None:
@@ -294,7 +247,13 @@ def _planned_row(count: PlannedCause) -> list[object]:
 
 def _inspection_summary(request: InspectionRequest, run: Body) -> Iterator[str]:
     """Yield the extent of an Inspection."""
-    yield f"read {run['messages']} {_WORDS[request.source]}; {run['matched']} are selected"
+    words = _WORDS[request.source]
+    if not run["totalEntries"]:
+        yield f"no {words}: none came, or all are acknowledged"
+    elif not run["matched"]:
+        yield f"none of the {run['messages']} {words} that were read is selected"
+    else:
+        yield f"read {run['messages']} {words}; {run['matched']} are selected"
     if run.get("truncated"):
         yield f"these are the newest; of {run['totalEntries']} entries --all reads more"
 
@@ -323,17 +282,22 @@ def _plan_summary(plan: Body, counts: Body) -> Iterator[str]:
 def peek(request: InspectionRequest) -> int:
     """Show single dead letters, the newest first; consumes nothing.
 
-    Arguments are those of causes. At most 500 messages are shown, 20 by default, of 64 KiB each and
-    8 MiB together. Keys and payloads are masked: values become type and length. --reveal shows
-    clear text: with --direct your own token is the right to read it.
+    Arguments are those of causes. A policy of the cluster is read there, by an Inspection, which
+    encrypts the messages for this call. At most 500 messages are shown, 20 by default, of 64 KiB
+    each and 8 MiB together; of an Inspection 256 KiB, compressed. Keys and payloads are masked:
+    values become type and length. --reveal shows clear text, and needs --direct: your own token is
+    the right to read it.
     """
-    limit = request.choice.limit or PEEKED
+    limit = request.choice.limit or RETURNED
     request = replace(request, choice=replace(request.choice, limit=limit))
-    if limit > MOST_PEEKED:
-        raise click.UsageError(f"--limit of peek is at most {MOST_PEEKED}; use export for more")
+    if limit > MAX_RETURNED:
+        raise click.UsageError(f"--limit of peek is at most {MAX_RETURNED}; use export for more")
+    if request.is_in_cluster:
+        _peek_in_cluster(request, limit)
+        return 0
     reading = _planned(request)
     recorder = _recorder(request, reading)
-    with _progress(request, reading, MAX_PEEKED_BYTES) as rows:
+    with _progress(request, reading, MAX_RECORDED_BYTES) as rows:
         records = list(map(recorder, rows))
     if request.output in FORMATS:
         names = [record["id"] for record in records]
@@ -342,17 +306,49 @@ def peek(request: InspectionRequest) -> int:
     if not records:
         say("\n".join(_empty(request, reading)))
         return 0
-    at = now()
-    click.echo("\n\n".join("\n".join(_message_lines(r, request, at)) for r in records))
+    _print_messages(request, records)
     _say_malformed(reading)
     if reading.matched > len(records):
         all_messages = request.hint("export", "--to", "dead-letters.jsonl")
         is_cut = len(records) < min(limit, reading.matched)
-        bound = f", {MAX_PEEKED_BYTES // 2**20} MiB together" if is_cut else ""
+        bound = f", {MAX_RECORDED_BYTES // 2**20} MiB together" if is_cut else ""
         say(f"newest {len(records)} of {reading.matched}{bound}; all: {all_messages}")
     if not request.reveals:
         say(f"Masked. Clear text: --reveal, by the right of your token on {reading.topic.name}")
     return 0
+
+
+def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
+    """Show the newest selected messages, which an Inspection reads.
+
+    Raises:
+        RedriveError: the Inspection can't be created, or it failed.
+    """
+    request.check_evaluated()
+    if request.reveals:
+        raise click.UsageError(f"peek --reveal needs --direct\n{request.direct_hint()}")
+    body, records = peeked(request, limit)
+    if request.output in FORMATS:
+        names = [record["id"] for record in records]
+        shown = document("InspectedMessageList", records, **extent_of(body))
+        print_document(shown, request.output, names)
+        return
+    if records:
+        _print_messages(request, records)
+    matched = run_of(body)["matched"]
+    say("\n".join(_inspection_summary(request, run_of(body))))
+    if len(records) < min(limit, matched):
+        say(f"newest {len(records)} of {matched}: more do not fit; select fewer, such as by --id")
+    elif len(records) < matched:
+        more = request.hint("peek", "--limit", str(MAX_RETURNED))
+        say(f"newest {len(records)} of {matched}; more: {more}")
+    if records:
+        say(f"Masked. Clear text: --reveal {request.direct_hint()}")
+
+
+def _print_messages(request: InspectionRequest, records: Iterable[MessageRecord]) -> None:
+    at = now()
+    click.echo("\n\n".join("\n".join(_message_lines(r, request, at)) for r in records))
 
 
 @click.command()

@@ -119,16 +119,24 @@ class InspectionRequest:
             RedriveError: there is no such policy, or it has no such topic.
             UsageError: messages can't be reached.
         """
-        if "where" in self.select:
-            raise click.UsageError(
-                "--where is evaluated by Spark, in a Replay; select by --cause, --id, --key, "
-                "--since or --until"
-            )
+        self.check_evaluated()
         name, subscription = self._of_file() if self.is_of_file else self._of_cluster()
         if not self.access.is_direct:
             problem = "this program reads the broker only with --direct; the messages are in"
             raise click.UsageError(f"{problem} {name}\n{self.direct_hint()}")
         return self.access.topic(name, subscription)
+
+    def check_evaluated(self) -> None:
+        """Check that a reader can evaluate the selection.
+
+        Raises:
+            UsageError: only Spark can.
+        """
+        if "where" in self.select:
+            raise click.UsageError(
+                "--where is evaluated by Spark, in a Replay; select by --cause, --id, --key, "
+                "--since or --until"
+            )
 
     def direct_hint(self) -> str:
         """Return the hint to read the broker in this program."""
@@ -145,6 +153,11 @@ class InspectionRequest:
             return []
         cluster = Cluster(self.flags)
         return history_of(cluster, cluster.namespace, self.policy)
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Return True if a run in the cluster reads the messages."""
+        return not (self.access.is_direct or self.is_of_file)
 
     @property
     def is_of_file(self) -> bool:

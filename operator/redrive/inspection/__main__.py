@@ -2,6 +2,7 @@
 
 It reads the messages by position, and writes a summary into the status of the Inspection. Status
 and log contain no message key, no payload, and no text of an unknown error, which may quote them.
+Single messages are masked and encrypted for the recipient that the Inspection names.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 
 from redrive.api import Body
 from redrive.api.inspection import (
     MAX_INSPECTED_CAUSES,
+    MAX_SEALED,
     InspectedCause,
+    InspectedMessages,
     InspectionRun,
     InspectionSpec,
     InspectionStatus,
@@ -27,6 +31,8 @@ from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.inspection.job import InspectionJob
 from redrive.inspection.reader import InspectedTopic, TopicReading, plan_reading
+from redrive.inspection.record import MAX_RECORDED_BYTES, Recorder, newest_of
+from redrive.inspection.sealing import seal
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
@@ -35,6 +41,7 @@ from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.policy.values import time_text
 from redrive.reading import broker
+from redrive.reading.rows import DeadLetterRow
 from redrive.reasons import Reason
 from redrive.replay.spec import Choice
 
@@ -99,9 +106,19 @@ def _read(job: InspectionJob) -> InspectionRun:
             _write(job, _shown(reading, summary))
             due = now + REPORT_SECONDS
 
-    for row in reading.selected(report):
-        summary.add(row)
-    return _shown(reading, summary, is_finished=True)
+    def counted() -> Iterator[DeadLetterRow]:
+        for row in reading.selected(report):
+            summary.add(row)
+            yield row
+
+    limit = 0 if spec.messages is None else spec.messages.limit
+    newest = newest_of(counted(), limit, MAX_RECORDED_BYTES)
+    run = _shown(reading, summary, is_finished=True)
+    if spec.messages is None or not newest:
+        return run
+    record = Recorder(reading.schema, waiting=spec.source is InspectedMessages.RETRY)
+    sealed = seal(list(map(record, newest)), spec.messages.recipient, job.uid, MAX_SEALED)
+    return run.model_copy(update={"sealed_messages": sealed})
 
 
 def _shown(reading: TopicReading, summary: Summary, *, is_finished: bool = False) -> InspectionRun:

@@ -41,6 +41,8 @@ from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import FailureCause
 
+MAX_RECORDED_BYTES = 8 * 2**20
+"""Payloads and properties of the messages that are shown one by one."""
 _OWN = "REDRIVE_"
 _OWN_OF_JAVA = {
     envelope.RECONSUMETIMES,
@@ -165,7 +167,7 @@ def newest_of(rows: Iterable[DeadLetterRow], limit: int, max_bytes: int) -> list
 
     Args:
         rows: in any order; read to their end.
-        limit: number of messages.
+        limit: number of messages, which may be 0.
         max_bytes: of their payloads and properties together; older messages are left out, but at
             least one is kept.
     """

@@ -121,10 +121,14 @@ def test_waiting_causes_are_read_by_an_inspection(shop: Shop) -> None:
     shown = json.loads(selected.text[selected.text.index("{") :])
     check(shown, SCHEMAS["$defs"]["InspectedCauseList"])
     assert (shown["messages"], shown["matched"], len(shown["items"])) == (3, 1, 1)
+    peek = Terminal(shop, "peek", "orders", "--waiting", "--cause", "LockTimeout")
+    assert peek.end() == 0
+    assert "cause      LockTimeout" in peek.text
+    assert "read 3 messages that wait for a retry; 1 are selected" in peek.text
     names = shop.kubectl("get", "inspections", "-o", "name").split()
-    assert len(names) == 2  # the refused one is deleted
+    assert len(names) == 3  # the refused one is deleted
     author = "{.items[*].metadata.annotations.redrive\\.io/requested-by}"
-    assert shop.kubectl("get", "inspections", "-o", f"jsonpath={author}") == "admin admin"
+    assert shop.kubectl("get", "inspections", "-o", f"jsonpath={author}") == "admin admin admin"
 
 
 @pytest.mark.timeout(5 * SECONDS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from redrive.inspection.sealing import Recipient
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_MESSAGE, CAUSE_TYPE, REPLAYS
 from redrive.policy.naming import TopicName
 from sandbox import installation
@@ -79,7 +80,9 @@ def test_inspection_counts_causes_and_consumes_nothing(shop: Shop) -> None:
 
     shop.inspect("morning", reason="the alert", ticket="OPS-1")
     status = shop.inspection("morning")
-    shop.inspect("narrow", select={"causes": ["JSONDecodeError"]}, newest=2)
+    recipient = Recipient()
+    messages = {"recipient": recipient.public_key, "limit": 1}
+    shop.inspect("narrow", select={"causes": ["JSONDecodeError"]}, newest=2, messages=messages)
     narrow = shop.inspection("narrow")
 
     assert (status["phase"], status["Complete"]["reason"]) == ("Completed", "Completed")
@@ -91,6 +94,10 @@ def test_inspection_counts_causes_and_consumes_nothing(shop: Shop) -> None:
     ]
     assert run["causes"][0]["fingerprint"] == FINGERPRINT
     assert (narrow["run"]["plannedEntries"], narrow["run"]["truncated"]) == (2, True)
+    uid = shop.kubectl("get", "inspection/narrow", "-o", "jsonpath={.metadata.uid}")
+    (message,) = recipient.open(narrow["run"]["sealedMessages"], uid)
+    assert (message["cause"], message["payloadEncoding"]) == ("JSONDecodeError", "masked")
+    assert [part for part in planted.data if part in str(message)] == []
     jobs = {job["metadata"]["name"]: job for job in shop.applications("job")}
     pod = jobs[status["job"]]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "redrive-inspection"

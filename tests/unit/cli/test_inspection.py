@@ -6,20 +6,24 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from redrive.api import Body
-from redrive.cli import inspection, output
+from redrive.cli import inspection, inspection_run, output
 from redrive.cli.cluster import ClusterError
 from redrive.cli.main import main
 from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
+from redrive.inspection.record import Recorder
+from redrive.inspection.sealing import seal
 from redrive.kube.resources import Resource
 from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
+from tests.support.cli_documents import SCHEMAS, check
 from tests.support.dead_letter_rows import dead_letter
 
 ROOT = Path(__file__).parents[3]
@@ -268,6 +272,8 @@ def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
         (["causes", "x.yaml", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
         (["causes", "./absent.yaml", *DIRECT], "absent.yaml"),
         (["peek", "./absent.yaml", "--limit", "501"], "--limit of peek is at most 500"),
+        (["peek", "orders", "--reveal"], "peek --reveal needs --direct"),
+        (["peek", "orders", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
         (["peek", "./absent.yaml", "--id", "x"], "the id of a message must be ledger:entry"),
     ],
 )
@@ -302,17 +308,63 @@ class LostCluster:
     def create(self, _resource: Resource, body: Body) -> Body:
         return {**body, "metadata": {**body["metadata"], "name": "orders-x"}}
 
-    def states(self, *_: object) -> NoReturn:
+    def states(self, _resource: Resource, _body: Body, /) -> Iterator[SimpleNamespace]:
         raise ClusterError("the watch was lost", remedy="-")
 
     def delete(self, *_: object) -> NoReturn:
         raise ClusterError("the API server does not answer", remedy="-")
 
 
+class InspectingCluster(LostCluster):
+    """A cluster in which an Inspection reads `ROWS`, and returns those that fit."""
+
+    fitting = len(ROWS)
+
+    def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
+        wanted = body["spec"]["messages"]
+        records = list(map(Recorder(lambda _: None), ROWS[::-1]))[: self.fitting]
+        sealed = seal(records[: wanted["limit"]], wanted["recipient"], "u-x", 2**20)
+        counts = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), len(ROWS))
+        run = {**counts, "sealedMessages": sealed}
+        status = {"phase": "Completed", "run": run}
+        metadata = {**body["metadata"], "uid": "u-x"}
+        inspection = {**body, "metadata": metadata, "status": status}
+        yield SimpleNamespace(objects=(inspection,), error=None)
+
+
+@pytest.fixture
+def _inspects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection_run, "Cluster", InspectingCluster)
+
+
+@pytest.mark.usefixtures("_inspects")
+def test_peek_in_cluster_opens_what_the_job_sealed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peek", "orders", "--limit", "2", "-o", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    check(shown, SCHEMAS["$defs"]["InspectedMessageList"])
+    assert [item["id"] for item in shown["items"]] == ["7:2:0:0", "7:1:0:0"]
+    assert (shown["inspection"], shown["matched"]) == ("orders-x", 3)
+
+    assert main(["peek", "orders", "--limit", "2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("id         7:2:0:0   no key")
+    assert "newest 2 of 3; more: redrive peek orders --limit 500" in captured.err
+    assert "Masked. Clear text: --reveal with a token that may consume the topic" in captured.err
+
+
+@pytest.mark.usefixtures("_inspects")
+def test_peek_in_cluster_names_messages_that_do_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InspectingCluster, "fitting", 1)
+    assert main(["peek", "orders"]) == 0
+    assert "newest 1 of 3: more do not fit; select fewer" in capsys.readouterr().err
+
+
 def test_inspection_that_is_left_is_named_with_the_cause(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "Cluster", LostCluster)
+    monkeypatch.setattr(inspection_run, "Cluster", LostCluster)
     assert main(["causes", "orders", "--waiting"]) == 1
     error = capsys.readouterr().err
     assert "kubectl delete inspection orders-x -n shop" in error

@@ -16,8 +16,10 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection import __main__ as program
 from redrive.inspection.job import InspectionJob
 from redrive.inspection.reader import TopicReading
+from redrive.inspection.sealing import Recipient
 from redrive.kube import logs
 from redrive.reading.rows import DeadLetterRow
+from tests.support.dead_letter_rows import dead_letter
 
 JOB = InspectionJob(
     namespace="shop",
@@ -77,6 +79,40 @@ def test_text_of_an_unknown_error_is_never_shown(
     assert run.failure.reason == reason
     assert run.failure.message in caplog.text
     assert PLANTED not in caplog.text + run.failure.message
+
+
+class ListedReading(TopicReading):
+    """A reading of three messages with planted data."""
+
+    def selected(self, on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
+        for entry in range(3):
+            on_read()
+            self.matched += 1
+            yield dead_letter(entry, "Down", key=PLANTED, value=PLANTED.encode())
+
+
+def test_messages_are_masked_and_for_the_recipient_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipient, reports = Recipient(), list[InspectionRun]()
+
+    def write(_: InspectionJob, run: InspectionRun) -> Body:
+        reports.append(run)
+        messages = {"recipient": recipient.public_key, "limit": 2}
+        spec = {"policyRef": {"name": "orders"}, "messages": messages}
+        return {"metadata": {"name": "now"}, "spec": spec}
+
+    monkeypatch.setattr(program, "_write", write)
+    monkeypatch.setattr(program, "plan_reading", lambda topic, *_: ListedReading(topic, 3, 3))
+    monkeypatch.setattr(program, "job_credentials", lambda: None)
+    monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
+    program.main([dataclasses.replace(JOB, topic=TOPIC).encode()])
+    run = reports[-1]
+    assert run.finished
+    assert PLANTED not in str(run.to_manifest())
+    newest, older = recipient.open(run.sealed_messages or "", JOB.uid)
+    assert [newest["id"], older["id"]] == ["7:2:0:0", "7:1:0:0"]
+    assert newest["keyHash"] == older["keyHash"]
+    assert PLANTED not in str(newest)
+    assert run.causes[0].messages == 3
 
 
 class SparseReading(TopicReading):

@@ -1,0 +1,110 @@
+"""One run of an Inspection by a command: create it, wait for its end, delete it if interrupted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from redrive.api import Body
+from redrive.api.inspection import MAX_NEWEST
+from redrive.cli.cluster import Cluster, ClusterError
+from redrive.cli.inspection_request import InspectionRequest
+from redrive.cli.output import Live, say
+from redrive.cli.policies import ENDED, conditions_of
+from redrive.cli.replay import object_of
+from redrive.cli.replays import phase_of, run_of
+from redrive.errors import RedriveError
+from redrive.inspection.payloads import MessageRecord
+from redrive.inspection.sealing import Recipient
+from redrive.kube.resources import INSPECTIONS, POLICIES
+
+TTL = "5m"
+"""Time after its end when an Inspection of a command is deleted."""
+
+
+def inspected(request: InspectionRequest, command: str, **messages: object) -> Body:
+    """Run an Inspection, and return it.
+
+    Args:
+        request: policy and selection.
+        command: its reason, for later readers.
+        messages: `spec.messages`.
+
+    Raises:
+        RedriveError: the Inspection can't be created, or it failed.
+    """
+    cluster = Cluster(request.flags)
+    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
+    select = {name: value for name, value in request.select.items() if name != "limit"}
+    spec: dict[str, Any] = {
+        "policyRef": {"name": request.policy},
+        "from": request.source,
+        "select": select or None,
+        "newest": MAX_NEWEST if request.reads_all else None,
+        "messages": messages or None,
+        "ttlAfterFinished": TTL,
+        "reason": command,
+    }
+    created = cluster.create(INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec))
+    say(f"inspection.redrive.io/{created['metadata']['name']} reads, and consumes nothing")
+    return _ended(request, cluster, created)
+
+
+def peeked(request: InspectionRequest, limit: int) -> tuple[Body, list[MessageRecord]]:
+    """Run an Inspection for single messages; return it, and the newest *limit* selected ones.
+
+    Raises:
+        RedriveError: the Inspection can't be created, or it failed.
+    """
+    recipient = Recipient()
+    body = inspected(request, "peek", limit=limit, recipient=recipient.public_key)
+    if not run_of(body)["matched"]:
+        return body, []
+    sealed = run_of(body).get("sealedMessages", "")
+    return body, recipient.open(sealed, body["metadata"]["uid"])
+
+
+def extent_of(inspection: Body) -> dict[str, object]:
+    """Return the fields of a document that an Inspection has read."""
+    run, figures = run_of(inspection), ("totalEntries", "readEntries", "messages", "matched")
+    return {"inspection": inspection["metadata"]["name"]} | {name: run[name] for name in figures}
+
+
+def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Body:
+    """Wait for the end of an Inspection, and return it.
+
+    Raises:
+        RedriveError: it failed, or can't start.
+        KeyboardInterrupt, SystemExit: the command was interrupted; the Inspection is deleted.
+    """
+    live = Live(sys.stderr)
+    try:
+        for snapshot in cluster.states(INSPECTIONS, inspection):
+            (inspection,) = snapshot.objects
+            run, ready = run_of(inspection), conditions_of(inspection).get("Ready") or {}
+            problem = f"{ready.get('reason')}: {ready.get('message')}"
+            if phase_of(inspection) == "Completed":
+                live.clear()
+                return inspection
+            if "Stalled" in conditions_of(inspection):
+                raise RedriveError(
+                    "the messages can't be read",
+                    got=problem,
+                    remedy=f"correct it, or read {request.direct_hint()}",
+                )
+            shown = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
+            error = () if snapshot.error is None else (f"  {snapshot.error}",)
+            live.show([shown if run else problem if ready else "starts", *error])
+    finally:
+        if phase_of(inspection) not in ENDED:
+            _delete(cluster, inspection)
+    raise RedriveError("the Inspection was deleted", remedy="repeat the command")
+
+
+def _delete(cluster: Cluster, inspection: Body) -> None:
+    """Delete an Inspection, or name the command that does; keeps the error of the caller."""
+    try:
+        cluster.delete(INSPECTIONS, inspection)
+    except ClusterError as error:
+        name = inspection["metadata"]["name"]
+        say(f"not deleted: {error}\nkubectl delete inspection {name} -n {cluster.namespace}")
