@@ -317,8 +317,8 @@ class ReplayIdentity(JobIdentity):
     exempt. Defaults to none. Example: `[Reason, Ticket]`."""
 
 
-class InspectedRetries(enum.StrEnum):
-    """Permission to inspect messages that wait for a retry."""
+class InspectionPermission(enum.StrEnum):
+    """Permission for Inspections through a connection."""
 
     NEVER = "Never"
     ALLOWED = "Allowed"
@@ -334,15 +334,27 @@ class InspectionIdentity(JobIdentity):
     these credentials. Example: `inspector`."""
 
     retry_topics: Annotated[
-        InspectedRetries,
+        InspectionPermission,
         *one_of(
-            InspectedRetries,
+            InspectionPermission,
             "`retryTopics` must be Never or Allowed",
             "use one of Never, Allowed",
         ),
-    ] = InspectedRetries.NEVER
+    ] = InspectionPermission.NEVER
     """`Allowed`: each policy also grants the role `consume` on its retry topic, and Inspections may
     read messages that wait for a retry. Defaults to Never."""
+
+    clear_payloads: Annotated[
+        InspectionPermission,
+        *one_of(
+            InspectionPermission,
+            "`clearPayloads` must be Never or Allowed",
+            "use one of Never, Allowed",
+        ),
+    ] = InspectionPermission.NEVER
+    """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
+    inspections. It needs the admission policies of the chart, which check the verb. Defaults to
+    Never."""
 
 
 class PulsarBroker(ApiModel):

@@ -46,8 +46,15 @@ class InspectedMessages(enum.StrEnum):
     RETRY = "Retry"
 
 
+class ReturnedPayload(enum.StrEnum):
+    """Form of the messages that an Inspection returns."""
+
+    MASKED = "Masked"
+    CLEAR = "Clear"
+
+
 class ReturnedMessages(ApiModel):
-    """Single messages that an Inspection returns, masked and encrypted for one recipient."""
+    """Single messages that an Inspection returns, encrypted for one recipient."""
 
     recipient: Annotated[
         str,
@@ -64,6 +71,14 @@ class ReturnedMessages(ApiModel):
     limit: Annotated[int, Strict(), Field(ge=1, le=MAX_RETURNED)] = RETURNED
     """Maximum number of messages, the newest selected ones, 1 to 500. The oldest of these are left
     out if they do not fit into 256 KiB of encrypted and compressed text. Defaults to 20."""
+
+    payload: Annotated[
+        ReturnedPayload,
+        *one_of(ReturnedPayload, "`payload` must be Masked or Clear", "use one of Masked, Clear"),
+    ] = ReturnedPayload.MASKED
+    """`Masked`: types and lengths of values, and hashes of keys. `Clear`: clear text, with payloads
+    up to 64 KiB. Its author needs the verb `reveal` on inspections, and `inspection.clearPayloads`
+    of the connection must allow it. Defaults to Masked."""
 
 
 class InspectionSpec(ApiModel):
@@ -114,7 +129,7 @@ class InspectionSpec(ApiModel):
     256 MiB of them. Defaults to 10000."""
 
     messages: ReturnedMessages | None = None
-    """Single messages to return beside the summary, masked and encrypted. Defaults to none."""
+    """Single messages to return beside the summary, encrypted. Defaults to none."""
 
     deadline: Deadline = DEFAULT_DEADLINE
     """Time limit of the job, 1s to 1d. After it the Inspection is Failed. Defaults to 10m."""
@@ -128,6 +143,11 @@ class InspectionSpec(ApiModel):
 
     ticket: TicketText | None = None
     """Ticket of the Inspection, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
+
+    @property
+    def reveals(self) -> bool:
+        """Return True if it returns messages in clear text."""
+        return self.messages is not None and self.messages.payload is ReturnedPayload.CLEAR
 
 
 class InspectedCause(PlannedCauseCount):
@@ -172,8 +192,8 @@ class InspectionRun(LenientStatus):
     """Size of their payloads."""
 
     sealed_messages: Annotated[str, Field(max_length=MAX_SEALED)] | None = None
-    """With `messages`, the newest selected messages: masked, and encrypted for its recipient, as
-    base64. Absent without a selected message."""
+    """With `messages`, the newest selected messages, encrypted for its recipient, as base64. Absent
+    without a selected message."""
 
     finished: bool | None = None
     """True once the summary is complete."""

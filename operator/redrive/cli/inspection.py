@@ -48,7 +48,7 @@ from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
-from redrive.inspection.record import MAX_RECORDED_BYTES, Recorder, newest_of
+from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.summary import NONE_RECORDED, CauseGroup, Summary
 from redrive.kube.resources import POLICIES, REPLAYS
@@ -56,8 +56,6 @@ from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.values import time_text
 from redrive.reading.rows import DeadLetterRow
 
-MAX_PAYLOAD = 64 * 2**10
-"""Characters of a payload that `peek` shows in clear text."""
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
 _LONGEST_VALUE = 64
@@ -285,8 +283,8 @@ def peek(request: InspectionRequest) -> int:
     Arguments are those of causes. A policy of the cluster is read there, by an Inspection, which
     encrypts the messages for this call. At most 500 messages are shown, 20 by default, of 64 KiB
     each and 8 MiB together; of an Inspection 256 KiB, compressed. Keys and payloads are masked:
-    values become type and length. --reveal shows clear text, and needs --direct: your own token is
-    the right to read it.
+    values become type and length. --reveal shows clear text: the right is the verb reveal on
+    inspections, and with --direct your own token.
     """
     limit = request.choice.limit or RETURNED
     request = replace(request, choice=replace(request.choice, limit=limit))
@@ -325,8 +323,6 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
         RedriveError: the Inspection can't be created, or it failed.
     """
     request.check_evaluated()
-    if request.reveals:
-        raise click.UsageError(f"peek --reveal needs --direct\n{request.direct_hint()}")
     body, records = peeked(request, limit)
     if request.output in FORMATS:
         names = [record["id"] for record in records]
@@ -342,8 +338,8 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
     elif len(records) < matched:
         more = request.hint("peek", "--limit", str(MAX_RETURNED))
         say(f"newest {len(records)} of {matched}; more: {more}")
-    if records:
-        say(f"Masked. Clear text: --reveal {request.direct_hint()}")
+    if records and not request.reveals:
+        say("Masked. Clear text: --reveal, by the role redrive-revealer")
 
 
 def _print_messages(request: InspectionRequest, records: Iterable[MessageRecord]) -> None:

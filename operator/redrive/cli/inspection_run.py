@@ -57,7 +57,8 @@ def peeked(request: InspectionRequest, limit: int) -> tuple[Body, list[MessageRe
         RedriveError: the Inspection can't be created, or it failed.
     """
     recipient = Recipient()
-    body = inspected(request, "peek", limit=limit, recipient=recipient.public_key)
+    payload = {"payload": "Clear"} if request.reveals else {}
+    body = inspected(request, "peek", limit=limit, recipient=recipient.public_key, **payload)
     if not run_of(body)["matched"]:
         return body, []
     sealed = run_of(body).get("sealedMessages", "")

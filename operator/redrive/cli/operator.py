@@ -75,6 +75,7 @@ def run(options: argparse.Namespace) -> None:
         replay_service_account=options.replay_service_account,
         job_service_account=options.job_service_account,
         inspection_service_account=options.inspection_service_account,
+        clear_payloads=options.clear_payloads,
         job_max_messages=options.job_max_messages,
         job_templates=options.job_templates,
         max_executors=options.max_executors,

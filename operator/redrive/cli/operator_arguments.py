@@ -101,6 +101,12 @@ def parser(program: str) -> argparse.ArgumentParser:
         help="ServiceAccount of Inspections, in the namespace of each one (default: %(default)s)",
     )
     parser.add_argument(
+        "--clear-payloads",
+        action="store_true",
+        help="permit Inspections in clear text; only where an admission policy checks the verb "
+        "`reveal` on inspections (default: refuse them)",
+    )
+    parser.add_argument(
         "--job-max-messages",
         type=int,
         default=10_000,

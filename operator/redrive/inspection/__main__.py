@@ -2,7 +2,7 @@
 
 It reads the messages by position, and writes a summary into the status of the Inspection. Status
 and log contain no message key, no payload, and no text of an unknown error, which may quote them.
-Single messages are masked and encrypted for the recipient that the Inspection names.
+Single messages are encrypted for the recipient that the Inspection names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.inspection.job import InspectionJob
 from redrive.inspection.reader import InspectedTopic, TopicReading, plan_reading
-from redrive.inspection.record import MAX_RECORDED_BYTES, Recorder, newest_of
+from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.kube import logs, resources
@@ -116,7 +116,8 @@ def _read(job: InspectionJob) -> InspectionRun:
     run = _shown(reading, summary, is_finished=True)
     if spec.messages is None or not newest:
         return run
-    record = Recorder(reading.schema, waiting=spec.source is InspectedMessages.RETRY)
+    is_waiting = spec.source is InspectedMessages.RETRY
+    record = Recorder(reading.schema, spec.reveals, MAX_PAYLOAD, waiting=is_waiting)
     sealed = seal(list(map(record, newest)), spec.messages.recipient, job.uid, MAX_SEALED)
     return run.model_copy(update={"sealed_messages": sealed})
 

@@ -18,7 +18,7 @@ import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
-from redrive.api.connection import BrokerConnectionSpec, InspectedRetries, InspectionIdentity
+from redrive.api.connection import BrokerConnectionSpec, InspectionIdentity, InspectionPermission
 from redrive.api.inspection import InspectedMessages, InspectionSpec, InspectionStatus
 from redrive.api.model import parse_spec
 from redrive.api.replay import ReplayEngine
@@ -75,6 +75,7 @@ _WITHDRAWN = {
     Reason.NAMESPACE_NOT_ALLOWED,
     Reason.INSPECTION_IDENTITY_MISSING,
     Reason.RETRIES_NOT_INSPECTED,
+    Reason.CLEAR_TEXT_NOT_PERMITTED,
 }
 """Errors that end a running Inspection."""
 _FINAL_REASONS = {Reason.INVALID_SPEC, Reason.INSPECTION_FAILED}
@@ -272,7 +273,7 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
     spec, namespace = ctx.inspections.derive(_spec, inspection), namespace_of(inspection)
     try:
         connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
-        _identity(spec, through, connection)
+        _identity(spec, through, connection, ctx)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
             raise Reason.INSPECTION_FAILED.error(
@@ -292,7 +293,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     body = ready_policy(policy_key_of(inspection), ctx)
     reference, connection, _, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
-    identity = _identity(spec, through, connection)
+    identity = _identity(spec, through, connection, ctx)
     engine = ReplayEngine.JOB
     chosen = choose_template(None, connection.jobs, engine, key.namespace, ctx)
     is_retry = spec.source is InspectedMessages.RETRY
@@ -335,7 +336,7 @@ def _spec(inspection: Body) -> InspectionSpec:
 
 
 def _identity(
-    spec: InspectionSpec, through: Key, connection: BrokerConnectionSpec
+    spec: InspectionSpec, through: Key, connection: BrokerConnectionSpec, ctx: Context
 ) -> InspectionIdentity:
     """Return the role of the job.
 
@@ -356,13 +357,33 @@ def _identity(
             remedy="store them in the namespaces of Inspections, and name them in "
             "spec.inspection.tls",
         )
-    is_allowed = identity.retry_topics is InspectedRetries.ALLOWED
+    is_allowed = identity.retry_topics is InspectionPermission.ALLOWED
     if spec.source is InspectedMessages.RETRY and not is_allowed:
         raise Reason.RETRIES_NOT_INSPECTED.error(
             f"the BrokerConnection {through} does not permit to inspect waiting retries",
             remedy="set its inspection.retryTopics to Allowed",
         )
+    if spec.reveals:
+        _check_clear_text(identity, through, ctx)
     return identity
+
+
+def _check_clear_text(identity: InspectionIdentity, through: Key, ctx: Context) -> None:
+    """Check that messages may be returned in clear text, by authors whose right is checked.
+
+    Raises:
+        ClearTextNotPermitted: they may not.
+    """
+    if not ctx.settings.clear_payloads:
+        raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
+            "this installation has no admission policy that checks the right to clear text",
+            remedy="install it (admissionPolicy.create in the Helm chart), or use payload: Masked",
+        )
+    if identity.clear_payloads is not InspectionPermission.ALLOWED:
+        raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
+            f"the BrokerConnection {through} does not permit Inspections in clear text",
+            remedy="set its inspection.clearPayloads to Allowed, or use payload: Masked",
+        )
 
 
 async def _check_granted(topic: TopicName, role: str, through: Key, ctx: Context) -> None:

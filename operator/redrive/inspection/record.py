@@ -41,6 +41,8 @@ from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import FailureCause
 
+MAX_PAYLOAD = 64 * 2**10
+"""Characters of a payload that is shown in clear text."""
 MAX_RECORDED_BYTES = 8 * 2**20
 """Payloads and properties of the messages that are shown one by one."""
 _OWN = "REDRIVE_"

@@ -45,6 +45,7 @@ class Settings:
         replay_service_account: ServiceAccount of the driver, in the Replay's namespace.
         job_service_account: ServiceAccount of a Job, in the Replay's namespace.
         inspection_service_account: ServiceAccount of an Inspection, in its namespace.
+        clear_payloads: True if an admission policy checks the verb `reveal` of Inspections.
         job_max_messages: maximum number of dead letters for which engine `Auto` uses a Job.
         job_templates: file of job templates; None means the template `default` only.
         max_executors: maximum number of executors of a Replay, regardless of its template.
@@ -59,6 +60,7 @@ class Settings:
     replay_service_account: str
     job_service_account: str = "redrive-job"
     inspection_service_account: str = "redrive-inspection"
+    clear_payloads: bool = False
     job_max_messages: int = 10_000
     job_templates: Path | None = None
     max_executors: int = MAX_EXECUTORS

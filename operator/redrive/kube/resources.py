@@ -259,7 +259,7 @@ MAX_FINALIZERS = 16
 """Finalizers of an object of redrive that are retained, and one more if it has more."""
 _MAX_ANNOTATIONS = 32 * 2**10
 """Size in memory of the retained annotations of an object of redrive."""
-_UNREAD_SPEC = {"select", "messages", "reason", "ticket"}
+_UNREAD_SPEC = {"select", "reason", "ticket"}
 """Fields of an Inspection that its job reads, and the operator does not."""
 _LAST_STATES = 4
 """Retained entries of the history; one of the last two shows how a run ended."""

@@ -183,7 +183,7 @@ def bind(cluster: Cluster, namespace: str, role: str, user: str) -> None:
     body = {
         "apiVersion": f"{rbac}/v1",
         "kind": "RoleBinding",
-        "metadata": {"name": user.replace(":", ".")},
+        "metadata": {"name": f"{user}.{role}".replace(":", ".")},
         "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role},
         "subjects": [{"apiGroup": rbac, "kind": "User", "name": user}],
     }
@@ -261,6 +261,27 @@ def test_responder_sets_annotations_under_its_own_name_only(
     running = manifest("Inspection") | {"metadata": {"name": "forged", **forged}}  # not ended
     with pytest.raises(SandboxError, match="requested-by must name the caller"):
         cluster.objects.create(running, kube_namespace)
+
+
+def test_inspection_in_clear_text_needs_the_verb_reveal(
+    cluster: Cluster, release: str, kube_namespace: str
+) -> None:
+    for user in ("masked", "clear"):
+        bind(cluster, kube_namespace, f"rights-inspector.{release}", user)
+    bind(cluster, kube_namespace, f"rights-revealer.{release}", "clear")
+
+    def inspect(user: str, payload: str) -> None:
+        body = manifest("Inspection", messages={"recipient": "A" * 43 + "=", "payload": payload})
+        body["metadata"] = {"name": f"{user}-{payload.lower()}"}
+        cluster.objects_as(user).create(body, kube_namespace)
+
+    needed = "needs the verb reveal on inspections"
+    wait_until_refused(lambda: inspect("masked", "Clear"), needed)
+    inspect("masked", "Masked")
+    kind = "inspections.redrive.io"
+    wait_until(lambda: may(cluster, "clear", "create", kind, kube_namespace))
+    wait_until(lambda: may(cluster, "clear", "reveal", kind, kube_namespace))
+    inspect("clear", "Clear")
 
 
 def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> None:

@@ -119,13 +119,20 @@ def test_waiting_retries_need_permission_of_connection(shop: Shop) -> None:
     planted = Planted()
     shop.declare_inspection()
     planted.bury(shop, shop.policy.retry_topic, 2, "Throttled")
-    shop.inspect("waiting", **{"from": "Retry"})
+    recipient = Recipient()
+    messages = {"recipient": recipient.public_key, "payload": "Clear"}
+    shop.inspect("waiting", **{"from": "Retry", "messages": messages})
     refused = shop.inspection("waiting", "RetriesNotInspected")
     shop.declare_inspection(retryTopics="Allowed")
+    masked = shop.inspection("waiting", "ClearTextNotPermitted")
+    shop.declare_inspection(retryTopics="Allowed", clearPayloads="Allowed")
 
     status = shop.inspection("waiting")
 
-    assert refused["phase"] == "Pending"
+    assert refused["phase"] == masked["phase"] == "Pending"
+    uid = shop.kubectl("get", "inspection/waiting", "-o", "jsonpath={.metadata.uid}")
+    opened = recipient.open(status["run"]["sealedMessages"], uid)
+    assert all(part in str(opened) for part in planted.data)
     assert [(c["cause"], c["messages"]) for c in status["run"]["causes"]] == [("Throttled", 2)]
     assert planted.leaks(shop) == []
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -272,7 +272,6 @@ def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
         (["causes", "x.yaml", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
         (["causes", "./absent.yaml", *DIRECT], "absent.yaml"),
         (["peek", "./absent.yaml", "--limit", "501"], "--limit of peek is at most 500"),
-        (["peek", "orders", "--reveal"], "peek --reveal needs --direct"),
         (["peek", "orders", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
         (["peek", "./absent.yaml", "--id", "x"], "the id of a message must be ledger:entry"),
     ],
@@ -319,9 +318,12 @@ class InspectingCluster(LostCluster):
     """A cluster in which an Inspection reads `ROWS`, and returns those that fit."""
 
     fitting = len(ROWS)
+    wanted: ClassVar[list[dict[str, Any]]] = []
+    """`spec.messages` of each Inspection."""
 
     def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
         wanted = body["spec"]["messages"]
+        self.wanted.append(wanted)
         records = list(map(Recorder(lambda _: None), ROWS[::-1]))[: self.fitting]
         sealed = seal(records[: wanted["limit"]], wanted["recipient"], "u-x", 2**20)
         counts = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), len(ROWS))
@@ -349,7 +351,14 @@ def test_peek_in_cluster_opens_what_the_job_sealed(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert captured.out.startswith("id         7:2:0:0   no key")
     assert "newest 2 of 3; more: redrive peek orders --limit 500" in captured.err
-    assert "Masked. Clear text: --reveal with a token that may consume the topic" in captured.err
+    assert "Masked. Clear text: --reveal, by the role redrive-revealer" in captured.err
+
+
+@pytest.mark.usefixtures("_inspects")
+def test_revealed_peek_in_cluster_asks_for_clear_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peek", "orders", "--reveal"]) == 0
+    assert InspectingCluster.wanted[-1]["payload"] == "Clear"
+    assert "Masked" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_inspects")

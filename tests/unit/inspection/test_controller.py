@@ -179,6 +179,27 @@ async def test_unmet_prerequisite_is_shown_and_no_job_made(
     assert not api.objects[resources.JOBS]
 
 
+@pytest.mark.parametrize(
+    ("is_allowed", "is_checked", "reasons"),
+    [
+        (True, True, ("Progressing", "Progressing")),
+        (False, True, ("ClearTextNotPermitted", "InspectionFailed")),
+        (True, False, ("ClearTextNotPermitted", "InspectionFailed")),
+    ],
+)
+async def test_clear_text_needs_connection_and_installation(
+    *, is_allowed: bool, is_checked: bool, reasons: tuple[str, str]
+) -> None:
+    """Also of one that runs already."""
+    body = inspection(messages={"recipient": "A" * 43 + "=", "payload": "Clear"})
+    permission = {"clearPayloads": "Allowed" if is_allowed else "Never"}
+    settings = dataclasses.replace(SETTINGS, clear_payloads=is_checked)
+    connected = connection(inspection=INSPECTOR | permission)
+    _, waiting = await reconciled(body, connected=connected, settings=settings)
+    _, running = await reconciled(body, jobs=[job_of(body)], connected=connected, settings=settings)
+    assert (reason_in(waiting), reason_in(running)) == reasons
+
+
 async def test_missing_right_of_the_account_is_waited_for() -> None:
     api = FakeKubernetes()
     api.denied = {"inspections"}

@@ -91,12 +91,13 @@ class ListedReading(TopicReading):
             yield dead_letter(entry, "Down", key=PLANTED, value=PLANTED.encode())
 
 
-def test_messages_are_masked_and_for_the_recipient_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("payload", ["Masked", "Clear"])
+def test_messages_are_for_the_recipient_only(payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipient, reports = Recipient(), list[InspectionRun]()
 
     def write(_: InspectionJob, run: InspectionRun) -> Body:
         reports.append(run)
-        messages = {"recipient": recipient.public_key, "limit": 2}
+        messages = {"recipient": recipient.public_key, "limit": 2, "payload": payload}
         spec = {"policyRef": {"name": "orders"}, "messages": messages}
         return {"metadata": {"name": "now"}, "spec": spec}
 
@@ -111,7 +112,9 @@ def test_messages_are_masked_and_for_the_recipient_only(monkeypatch: pytest.Monk
     newest, older = recipient.open(run.sealed_messages or "", JOB.uid)
     assert [newest["id"], older["id"]] == ["7:2:0:0", "7:1:0:0"]
     assert newest["keyHash"] == older["keyHash"]
-    assert PLANTED not in str(newest)
+    clear = {"key": PLANTED, "payload": PLANTED, "causeMessage": f"no {PLANTED}"}
+    shown = {name: value for name, value in newest.items() if PLANTED in str(value)}
+    assert shown == (clear if payload == "Clear" else {})
     assert run.causes[0].messages == 3
 
 
