@@ -271,7 +271,7 @@ class PlannedCauseList(_Document):
 
 
 class InspectedCauseList(_Document):
-    """Output of `causes --waiting` without `--direct`: the summary of an Inspection.
+    """Output of `causes` without `--direct` that an Inspection counts, as with `--waiting`.
 
     Of `messages` that were read `matched` are selected, and counted in the items.
     """

@@ -20,10 +20,10 @@ import click
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
 from redrive.api.inspection import MAX_RETURNED, RETURNED
-from redrive.cli.cluster import Cluster
-from redrive.cli.documents import CauseCount, MalformedEntryRecord, PlannedCause, ReplayRecord
+from redrive.cli.cluster_causes import LONGEST_CAUSE, PLANNED_COLUMNS, count_causes
+from redrive.cli.documents import CauseCount, MalformedEntryRecord, ReplayRecord
 from redrive.cli.inspection_request import InspectionRequest, inspection_options
-from redrive.cli.inspection_run import extent_of, inspected, peeked
+from redrive.cli.inspection_run import WORDS, extent_of, one_of, peeked, summary_of
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
@@ -42,7 +42,6 @@ from redrive.cli.output import (
     table,
     utc_option,
 )
-from redrive.cli.replay import manifest, planned
 from redrive.cli.replays import run_of
 from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
@@ -50,8 +49,7 @@ from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
 from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
-from redrive.inspection.summary import NONE_RECORDED, CauseGroup, Summary
-from redrive.kube.resources import POLICIES, REPLAYS
+from redrive.inspection.summary import CauseGroup, Summary
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.values import time_text
 from redrive.reading.rows import DeadLetterRow
@@ -59,38 +57,19 @@ from redrive.reading.rows import DeadLetterRow
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
 _LONGEST_VALUE = 64
-_LONGEST_CAUSE = 40
 _FRAMES = 3
-_WORDS = {"DeadLetter": "dead letters", "Retry": "messages that wait for a retry"}
 _WITHOUT_CAUSE = f"""\
 none recorded: clients for Java and Go write no cause. Lines that add one:
   Java  consumer.reconsumeLater(message, \
 Map.of("{CAUSE_TYPE}", error.getClass().getSimpleName()), delay, unit);
   Go    consumer.ReconsumeLaterWithCustomProperties(message, \
 map[string]string{{"{CAUSE_TYPE}": fmt.Sprintf("%T", err)}}, delay)"""
-_PLANNED_COLUMNS = (
-    TableColumn("N", right=True),
-    TableColumn("CAUSE"),
-    TableColumn("FINGERPRINT"),
-    TableColumn("FIRST", right=True, dropped=1),
-    TableColumn("LAST", right=True),
-    TableColumn("REPLAYED", right=True, dropped=2),
-)
 _CAUSE_COLUMNS = (
-    *_PLANNED_COLUMNS,
+    *PLANNED_COLUMNS,
     TableColumn("FOLLOWING", right=True, wide=True),
     TableColumn("CONSUMERS", dropped=3),
     TableColumn("EXAMPLE", dropped=4),
 )
-_PLAN_OPTIONS = {
-    "target": "Retry",
-    "max_replays": None,
-    "rate": None,
-    "confirmations": (),
-    "reason": "causes",
-    "ticket": None,
-}
-"""Options of a Replay that counts; the reason is for later readers of the history."""
 
 
 def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -107,8 +86,8 @@ def causes(request: InspectionRequest) -> int:
     """Count dead letters by the cause of their last failure. Nothing is consumed.
 
     POLICY is the name of a RetryPolicy in the cluster. Its dead letters are counted there, by a
-    Replay that moves nothing, and with --waiting its retries by an Inspection; --reveal needs
-    --direct.
+    Replay that moves nothing, or by an Inspection of the newest 10000 entries if you may not create
+    Replays; with --waiting its retries by an Inspection. --reveal needs --direct.
 
     With --direct this program reads the newest 10000 entries, and shows consumers and
     examples as well. A FILE, whose name has a / or ends with .yaml or .json, has RetryPolicies;
@@ -116,9 +95,7 @@ def causes(request: InspectionRequest) -> int:
     of the message itself. --reveal shows clear text: your own token is the right to read it.
     """
     if request.is_in_cluster:
-        _check_counted(request)
-        count = _count_by_inspection if request.waiting else _count_by_replay
-        count(request)
+        count_causes(request)
         return 0
     reading = _planned(request)
     recorder = _recorder(request, reading)
@@ -137,140 +114,8 @@ def causes(request: InspectionRequest) -> int:
     _say_malformed(reading)
     if any(not group.cause for group in groups):
         say(_WITHOUT_CAUSE)
-    say(f"Look at one: {_one_of(request, groups[0].fingerprint, groups[0].cause)}")
+    say(f"Look at one: {one_of(request, groups[0].fingerprint, groups[0].cause)}")
     return 0
-
-
-def _count_by_replay(request: InspectionRequest) -> None:
-    """Count the causes of dead letters by a Replay, and print them.
-
-    Raises:
-        RedriveError: the Replay can't be created, or it failed.
-    """
-    cluster = Cluster(request.flags)
-    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
-    body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
-    created = cluster.create(REPLAYS, body)
-    say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
-    plan = planned(cluster, created)
-    counts = run_of(plan).get("counts") or {}
-    causes = (run_of(plan).get("preview") or {}).get("causes") or ()
-    items = list(_planned_causes(causes, counts.get("left", 0)))
-    figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
-    fields = {"replay": plan["metadata"]["name"], **figures}
-    _print_planned(request, "PlannedCauseList", items, fields, _plan_summary(plan, counts))
-
-
-def _count_by_inspection(request: InspectionRequest) -> None:
-    """Count the causes of waiting retries by an Inspection, and print them.
-
-    Raises:
-        RedriveError: the Inspection can't be created, or it failed.
-    """
-    body = inspected(request, "causes")
-    run = run_of(body)
-    items = list(_planned_causes(run.get("causes") or (), run["matched"]))
-    summary = _inspection_summary(request, run)
-    _print_planned(request, "InspectedCauseList", items, extent_of(body), summary)
-
-
-def _print_planned(
-    request: InspectionRequest,
-    kind: str,
-    items: Sequence[PlannedCause],
-    fields: Mapping[str, object],
-    summary: Iterable[str],
-) -> None:
-    """Print causes that were counted in the cluster: a document of *kind*, or a table."""
-    if request.output in FORMATS:
-        names = [item["cause"] for item in items]
-        print_document(document(kind, items, **fields), request.output, names)
-        return
-    lines = list(summary)
-    if items:
-        click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
-        lines.append(f"Look at one: {_one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
-    say("\n".join([*lines, f"Consumers and examples: {request.direct_hint()}"]))
-
-
-def _one_of(request: InspectionRequest, fingerprint: str, cause: str) -> str:
-    """Return the command that shows the newest message of a cause."""
-    return request.hint("peek", "--cause", clean(fingerprint or cause), "--limit", "1")
-
-
-def _check_counted(request: InspectionRequest) -> None:
-    options = {
-        "--reveal": request.reveals,
-        "--limit": "limit" in request.select,
-        "--where with --waiting": request.waiting and "where" in request.select,
-    }
-    if names := [name for name, is_set in options.items() if is_set]:
-        raise click.UsageError(
-            f"{', '.join(names)} of causes is for --direct: in the cluster all messages are "
-            f"counted, and no text is shown\n{request.direct_hint()}"
-        )
-
-
-def _planned_causes(causes: Iterable[Body], total: int) -> Iterator[PlannedCause]:
-    """Yield the causes of messages, and the number of those that the status does not list."""
-    listed = 0
-    for count in causes:
-        listed += count["messages"]
-        yield {
-            "cause": count["cause"],
-            "messages": count["messages"],
-            "fingerprint": count.get("fingerprint", ""),
-            "replayed": count.get("replayed"),
-            "firstTime": count.get("firstTime"),
-            "lastTime": count.get("lastTime"),
-        }
-    if listed < total:
-        yield {
-            "cause": "(others)", "messages": total - listed, "fingerprint": "",
-            "replayed": None, "firstTime": None, "lastTime": None,
-        }  # fmt: skip
-
-
-def _planned_row(count: PlannedCause) -> list[object]:
-    at = now()
-    times = (count["firstTime"], count["lastTime"])
-    return [
-        count["messages"],
-        cut(clean(count["cause"] or NONE_RECORDED), _LONGEST_CAUSE),
-        count["fingerprint"] or "-",
-        *("-" if time is None else local_time(time, at) for time in times),
-        "-" if count["replayed"] is None else count["replayed"],
-    ]
-
-
-def _inspection_summary(request: InspectionRequest, run: Body) -> Iterator[str]:
-    """Yield the extent of an Inspection."""
-    words = _WORDS[request.source]
-    if not run["totalEntries"]:
-        yield f"no {words}: none came, or all are acknowledged"
-    elif not run["matched"]:
-        yield f"none of the {run['messages']} {words} that were read is selected"
-    else:
-        yield f"read {run['messages']} {words}; {run['matched']} are selected"
-    if run.get("truncated"):
-        yield f"these are the newest; of {run['totalEntries']} entries --all reads more"
-
-
-def _plan_summary(plan: Body, counts: Body) -> Iterator[str]:
-    """Yield the extent of the count."""
-    scanned, matched = counts.get("scanned", 0), counts.get("matched", 0)
-    if not scanned:
-        yield "no dead letters: none came, or all are acknowledged"
-    elif not matched:
-        yield f"none of the {scanned} dead letters is selected"
-    else:
-        yield f"read {scanned} dead letters; {matched} are selected"
-    refused = (run_of(plan).get("preview") or {}).get("refused") or ()
-    if refused:
-        kinds = ", ".join(f"{count['messages']} {count['cause']}" for count in refused)
-        yield f"not counted above, because no Replay can move them: {kinds}"
-    if counts.get("unevaluated"):
-        yield f"{counts['unevaluated']} can't be evaluated by the selection"
 
 
 @click.command()
@@ -332,7 +177,7 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
     if records:
         _print_messages(request, records)
     matched = run_of(body)["matched"]
-    say("\n".join(_inspection_summary(request, run_of(body))))
+    say("\n".join(summary_of(request, run_of(body))))
     if len(records) < min(limit, matched):
         say(f"newest {len(records)} of {matched}: more do not fit; select fewer, such as by --id")
     elif len(records) < matched:
@@ -387,7 +232,7 @@ def report(request: InspectionRequest, target: Path) -> int:
         raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
     extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
     facts = ReportFacts(
-        title=_WORDS[request.source],
+        title=WORDS[request.source],
         topic=str(reading.topic.name),
         at=now(),
         lines=[
@@ -463,7 +308,7 @@ def _progress(
     live.clear()
     seconds = time.monotonic() - start
     matched = "" if reading.matched == reading.messages else f"; {reading.matched} are selected"
-    say(f"read {reading.messages} {_WORDS[request.source]} ({seconds:.1f} s){matched}")
+    say(f"read {reading.messages} {WORDS[request.source]} ({seconds:.1f} s){matched}")
     if reading.is_truncated:
         command = click.get_current_context().info_name or ""
         all_entries = request.hint(command, "--all")
@@ -509,7 +354,7 @@ def _cause_row(group: CauseGroup) -> list[object]:
     consumers = group.consumers.most_common(1)
     return [
         group.messages,
-        cut(clean(group.name), _LONGEST_CAUSE),
+        cut(clean(group.name), LONGEST_CAUSE),
         group.fingerprint or "-",
         local_time(time_text(group.first), at),
         local_time(time_text(group.last), at),
@@ -529,7 +374,7 @@ def _say_malformed(reading: TopicReading) -> None:
 
 def _empty(request: InspectionRequest, reading: TopicReading) -> Iterator[str]:
     """Yield the reason why nothing is shown."""
-    words, topic = _WORDS[request.source], reading.topic
+    words, topic = WORDS[request.source], reading.topic
     if not reading.total:
         yield (
             f"no {words} in {topic.name}: none came, or the subscription {topic.subscription} "

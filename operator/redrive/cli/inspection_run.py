@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from redrive.api import Body
 from redrive.api.inspection import MAX_NEWEST
 from redrive.cli.cluster import Cluster, ClusterError
 from redrive.cli.inspection_request import InspectionRequest
-from redrive.cli.output import Live, say
+from redrive.cli.output import Live, clean, say
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
 from redrive.cli.replays import phase_of, run_of
@@ -18,6 +19,7 @@ from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.sealing import Recipient
 from redrive.kube.resources import INSPECTIONS, POLICIES
 
+WORDS = {"DeadLetter": "dead letters", "Retry": "messages that wait for a retry"}
 TTL = "5m"
 """Time after its end when an Inspection of a command is deleted."""
 
@@ -69,6 +71,24 @@ def extent_of(inspection: Body) -> dict[str, object]:
     """Return the fields of a document that an Inspection has read."""
     run, figures = run_of(inspection), ("totalEntries", "readEntries", "messages", "matched")
     return {"inspection": inspection["metadata"]["name"]} | {name: run[name] for name in figures}
+
+
+def one_of(request: InspectionRequest, fingerprint: str, cause: str) -> str:
+    """Return the command that shows the newest message of a cause."""
+    return request.hint("peek", "--cause", clean(fingerprint or cause), "--limit", "1")
+
+
+def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:
+    """Yield the extent of an Inspection."""
+    words = WORDS[request.source]
+    if not run["totalEntries"]:
+        yield f"no {words}: none came, or all are acknowledged"
+    elif not run["matched"]:
+        yield f"none of the {run['messages']} {words} that were read is selected"
+    else:
+        yield f"read {run['messages']} {words}; {run['matched']} are selected"
+    if run.get("truncated"):
+        yield f"these are the newest; of {run['totalEntries']} entries --all reads more"
 
 
 def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Body:

@@ -13,13 +13,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from redrive.api import Body
-from redrive.cli import inspection, inspection_run, output
-from redrive.cli.cluster import ClusterError
+from redrive.cli import cluster_causes, inspection, inspection_run, output
+from redrive.cli.cluster import ClusterError, NotPermittedError
 from redrive.cli.main import main
 from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
 from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import seal
-from redrive.kube.resources import Resource
+from redrive.kube.resources import INSPECTIONS, Resource
 from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
@@ -368,6 +368,38 @@ def test_peek_in_cluster_names_messages_that_do_not_fit(
     monkeypatch.setattr(InspectingCluster, "fitting", 1)
     assert main(["peek", "orders"]) == 0
     assert "newest 1 of 3: more do not fit; select fewer" in capsys.readouterr().err
+
+
+class InspectorsCluster(InspectingCluster):
+    """A cluster whose caller may create Inspections only."""
+
+    def create(self, resource: Resource, body: Body) -> Body:
+        if resource is not INSPECTIONS:
+            raise NotPermittedError("not permitted to create replays", remedy="-")
+        return super().create(resource, body)
+
+    def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
+        cause = {"cause": "WarehouseDown", "messages": 2, "replayed": 0}
+        counts = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), 3)
+        status = {"phase": "Completed", "run": {**counts, "causes": [cause]}}
+        yield SimpleNamespace(objects=({**body, "status": status},), error=None)
+
+
+def test_inspection_counts_causes_for_who_may_not_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (cluster_causes, inspection_run):
+        monkeypatch.setattr(module, "Cluster", InspectorsCluster)
+    assert main(["causes", "orders"]) == 0
+    captured = capsys.readouterr()
+    rows = [row.split()[:2] for row in captured.out.splitlines()[1:]]
+    assert rows == [["2", "WarehouseDown"], ["1", "(others)"]]
+    assert "an Inspection counts instead of a Replay: not permitted to create replays" in (
+        captured.err
+    )
+    assert "Look at one: redrive peek orders --cause WarehouseDown --limit 1" in captured.err
+    assert main(["causes", "orders", "--where", "size > 1"]) == 1
+    assert "not permitted to create replays" in capsys.readouterr().err
 
 
 def test_inspection_that_is_left_is_named_with_the_cause(
