@@ -380,6 +380,7 @@ def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) ->
     check(findings, SCHEMAS["$defs"][findings["kind"]])
     inspected = {  # of commands that read a broker
         "CauseList", "PlannedCauseList", "InspectedCauseList", "MessageList",
+        "InspectedMessageList",
     }  # fmt: skip
     assert {*kinds.values(), findings["kind"], *inspected} == {
         choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]
