@@ -3,7 +3,9 @@
 All workers of a run share one sandbox, started by the first test that needs it. Modules that stop,
 replace or reconfigure a part of it are marked `xdist_group("own sandbox")`: one worker runs them in
 a second sandbox. Modules that need an API server without an operator are marked
-`xdist_group("control plane")`. Tests fail if their sandbox does not start.
+`xdist_group("control plane")`. The components of one group are stopped after its last test: an
+unused broker or API server takes three per cent of a processor. Tests fail if their sandbox does
+not start.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import re
 import secrets
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from urllib.parse import quote
@@ -56,6 +59,8 @@ BEFORE = pytest.StashKey[list[str]]()
 """The processes of a sandbox of `--sandbox` that ran before the tests."""
 STARTED = pytest.StashKey[Counter[str]]()
 """The processes that the run started, by name."""
+STACKS = pytest.StashKey[defaultdict[str, ExitStack]]()
+"""Stacks of resources that the tests of a group share; see `stack_of_group`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,7 +106,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the groups first, which are long, so that no worker is idle at the end.
+    """Run the groups first, one by one: they are long, and no worker is idle at the end.
 
     Mark the tests that the security model names.
     """
@@ -109,10 +114,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if re.split(r"[@\[]", item.nodeid)[0] in named:  # without parameters and group
             item.add_marker("attack")
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: (group_of(item) is None, group_of(item) or ""))
+
+
+def group_of(item: pytest.Item | None) -> str | None:
+    mark = None if item is None else item.get_closest_marker("xdist_group")
+    return None if mark is None else str(mark.args[0])
+
+
+def stack_of_group(request: pytest.FixtureRequest, group: str) -> ExitStack:
+    """Return a stack that is closed after the last test of *group*, else with the session."""
+    stack = request.config.stash[STACKS][group]
+    request.addfinalizer(stack.close)
+    return stack
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    yield
+    group = group_of(item)
+    if group is not None and group != group_of(nextitem):
+        item.config.stash[STACKS][group].close()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STACKS] = defaultdict[str, ExitStack](ExitStack)
+
     def terminate(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pytest.exit("terminated", returncode=128 + signal.SIGTERM)
@@ -200,32 +227,27 @@ def shared_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def own_sandbox(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Sandbox]:
-    """A sandbox with redrive for this worker only."""
+) -> Sandbox:
+    """A sandbox with redrive for the group of this name only."""
     state = tmp_path_factory.mktemp("own") / "sandbox"
-    with installation.start(state, request.config.getoption("--pulsar")) as started:
-        yield started
+    started = installation.start(state, request.config.getoption("--pulsar"))
+    return stack_of_group(request, OWN_SANDBOX).enter_context(started)
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """An API server without a broker, for this worker only; no operator serves it."""
+def control_plane(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Cluster:
+    """An API server without a broker, for the group of this name only; no operator serves it."""
     state = tmp_path_factory.mktemp("control-plane")
     processes = Processes(state)
-    try:
-        yield kubernetes.start(state, processes)
-    finally:
-        processes.stop_all()
-
-
-def is_in_group(request: pytest.FixtureRequest, group: str) -> bool:
-    mark = request.node.get_closest_marker("xdist_group")
-    return mark is not None and group in mark.args
+    stack_of_group(request, CONTROL_PLANE).callback(processes.stop_all)
+    return kubernetes.start(state, processes)
 
 
 @pytest.fixture(scope="module")
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    is_own = is_in_group(request, OWN_SANDBOX)
+    is_own = group_of(request.node) == OWN_SANDBOX
     running: Sandbox = request.getfixturevalue("own_sandbox" if is_own else "shared_sandbox")
     return running
 
@@ -246,7 +268,7 @@ def broker(sandbox: Sandbox) -> Broker:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Cluster:
-    if is_in_group(request, CONTROL_PLANE):
+    if group_of(request.node) == CONTROL_PLANE:
         alone: Cluster = request.getfixturevalue("control_plane")
         return alone
     running: Sandbox = request.getfixturevalue("sandbox")

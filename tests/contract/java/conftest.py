@@ -9,6 +9,7 @@ import pytest
 from py4j.java_gateway import JavaGateway
 
 from sandbox.java import virtual_machine
+from tests.conftest import stack_of_group
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy, provision_policy
 
@@ -18,9 +19,8 @@ MakeClient = Callable[..., JavaClient]
 
 
 @pytest.fixture(scope="session")
-def java() -> Iterator[JavaGateway]:
-    with virtual_machine() as gateway:
-        yield gateway
+def java(request: pytest.FixtureRequest) -> JavaGateway:
+    return stack_of_group(request, "java").enter_context(virtual_machine())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,27 +10,20 @@ import pytest
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 from tests.integration.provision.conftest import Shop, rest_path
-from tests.support.own_broker import own_broker
 
-OPEN = {
-    "authenticationEnabled": "false",
-    "authorizationEnabled": "false",
-    "brokerClientAuthenticationPlugin": "",
-    "brokerClientAuthenticationParameters": "",
-}
+pytestmark = pytest.mark.xdist_group("spark")  # which has such a broker
 
 
 @pytest.fixture
 def shop(
-    broker: Broker, tmp_path: Path, cluster: Cluster, operator_process: Path, kube_namespace: str
-) -> Iterator[Shop]:
+    open_broker: Broker, cluster: Cluster, operator_process: Path, kube_namespace: str
+) -> Shop:
     assert operator_process.is_file()
-    with own_broker(broker.version, tmp_path, OPEN) as open_broker:
-        tenant = f"t-{secrets.token_hex(4)}"
-        shop = Shop(open_broker, cluster, tenant=tenant, namespace=kube_namespace)
-        shop.request("PUT", f"tenants/{tenant}", {"allowedClusters": ["standalone"]})
-        shop.request("PUT", f"namespaces/{tenant}/prod")
-        yield shop
+    tenant = f"t-{secrets.token_hex(4)}"
+    shop = Shop(open_broker, cluster, tenant=tenant, namespace=kube_namespace)
+    shop.request("PUT", f"tenants/{tenant}", {"allowedClusters": ["standalone"]})
+    shop.request("PUT", f"namespaces/{tenant}/prod")
+    return shop
 
 
 def test_policies_of_an_open_broker_are_provisioned_and_deleted(

@@ -40,9 +40,8 @@ from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.test_open_broker import OPEN
+from tests.conftest import stack_of_group
 from tests.support.deduplication import deduplicate
-from tests.support.own_broker import own_broker
 from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
@@ -304,37 +303,27 @@ def replay_token(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def spark(
-    shared_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SparkSession]:
+    request: pytest.FixtureRequest,
+    shared_sandbox: Sandbox,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> SparkSession:
     """The one Spark of the worker that runs the group `spark`; two tasks at a time."""
     broker = shared_sandbox.pulsar
     policy = Policy(TopicName("none", "none", "none"), "none")
     job = ReplayJob("tests", "all", "none", policy, broker.service_url, broker.admin_url, None)
     image = spark_of_sandbox.image()
-    access = tmp_path_factory.mktemp("access-of-spark")
-    with token_for_jobs(broker, access), pytest.MonkeyPatch.context() as patch:
-        for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS"):
-            patch.setenv(variable, image[variable])
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        arguments = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
-        patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
-        patch.setenv("PYTHONPATH", str(Path(replay_spark.__file__).parents[2]))
-        with replay_spark.spark_session(job) as session:
-            session.sparkContext.setLogLevel("ERROR")
-            yield session
-
-
-@pytest.fixture(scope="session")
-def open_broker(
-    shared_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Broker]:
-    """A broker for development, which asks for no credentials and serves transactions.
-
-    Its tests are in the group `spark`, so that one worker starts one such broker.
-    """
-    version, state = shared_sandbox.pulsar.version, tmp_path_factory.mktemp("broker")
-    with own_broker(version, state, OPEN | {"transactionCoordinatorEnabled": "true"}) as started:
-        yield started
+    stack = stack_of_group(request, "spark")
+    stack.enter_context(token_for_jobs(broker, tmp_path_factory.mktemp("access-of-spark")))
+    patch = stack.enter_context(pytest.MonkeyPatch.context())
+    for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS"):
+        patch.setenv(variable, image[variable])
+    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    arguments = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
+    patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+    patch.setenv("PYTHONPATH", str(Path(replay_spark.__file__).parents[2]))
+    session = stack.enter_context(replay_spark.spark_session(job))
+    session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 @pytest.fixture
