@@ -19,6 +19,7 @@ import yaml
 from sandbox import CHECKOUT, builds
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from sandbox.process import FOR_GO
 
 CHART = CHECKOUT / "charts" / "redrive"
 _EXAMPLE = "namespace-with-replays"
@@ -124,4 +125,5 @@ def _objects(documents: str) -> Iterator[dict[str, Any]]:
 def _environment(home: str) -> dict[str, str]:
     """Return an environment in which helm reads no plugins or repositories of the user."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HELM_")}
-    return ours | dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)
+    folders = dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)
+    return {**ours, **FOR_GO, **folders}

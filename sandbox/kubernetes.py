@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import secrets
 import subprocess
 import time
@@ -23,7 +24,7 @@ import trustme
 from sandbox import builds
 from sandbox.errors import SandboxError
 from sandbox.objects import Objects
-from sandbox.process import Processes, free_port
+from sandbox.process import FOR_GO, Processes, free_port
 
 ETCD, API_SERVER, CONTROLLER_MANAGER = NAMES = (
     "etcd",
@@ -84,7 +85,12 @@ class Cluster:
             f"--cache-dir={_folder(self.state) / 'kubectl'}",
         ]
         run = subprocess.run(  # noqa: S603 - kubectl of our own building
-            [*command, *args], input=input, check=False, text=True, capture_output=True
+            [*command, *args],
+            input=input,
+            env={**os.environ, **FOR_GO},
+            check=False,
+            text=True,
+            capture_output=True,
         )
         if run.returncode != 0:
             raise SandboxError(
@@ -163,6 +169,7 @@ def start(state: Path, processes: Processes) -> Cluster:
     processes.start(
         CONTROLLER_MANAGER,
         [str(kubernetes / CONTROLLER_MANAGER), *_controller_manager_flags(folder)],
+        env=FOR_GO,
     )
     processes.wait_until(
         CONTROLLER_MANAGER, lambda: _controllers_work(cluster), seconds=_START_SECONDS
@@ -178,7 +185,7 @@ def start_api_server(cluster: Cluster, processes: Processes) -> None:
     """
     folder = _folder(cluster.state)
     flags = _api_server_flags(folder, cluster.port, _etcd_url(folder).read_text())
-    processes.start(API_SERVER, [str(builds.kubernetes() / API_SERVER), *flags])
+    processes.start(API_SERVER, [str(builds.kubernetes() / API_SERVER), *flags], env=FOR_GO)
     processes.wait_until(API_SERVER, lambda: _ready(cluster), seconds=_START_SECONDS)
 
 
@@ -193,7 +200,7 @@ def _start_etcd(folder: Path, processes: Processes) -> None:
         # Milliseconds. etcd refuses a write after twice this time and 5 s, by default after 7 s:
         # too soon on a busy or suspended machine.
         "--election-timeout=10000",
-    ])  # fmt: skip
+    ], env=FOR_GO)  # fmt: skip
     _etcd_url(folder).write_text(clients)
 
 

@@ -29,6 +29,9 @@ _KILLED_SECONDS = 10.0  # for the system to free the memory of a big process
 _LOG_LINES_SHOWN = 30
 # Systems derive the start time of a process from a clock that may be set meanwhile.
 _START_TOLERANCE_SECONDS = 2.0
+FOR_GO: Mapping[str, str] = {"GOGC": "400", "GOMEMLIMIT": "500MiB"}
+"""The environment of programs in Go: they collect garbage seldom while they use little memory,
+which saves up to a fifth of their processor time."""
 
 
 def free_port() -> int:
