@@ -6,6 +6,10 @@ schema is the subset of JSON Schema that a CRD may use.
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +19,8 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from redrive.api import API_VERSION, GROUP, VERSION
 from redrive.api.connection import BrokerConnectionSpec, BrokerConnectionStatus
@@ -313,8 +319,53 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
     Raises:
         TypeError: a field has no docstring, which is a bug in the model.
     """
-    schema = model.model_json_schema(by_alias=True)
+    schema = model.model_json_schema(by_alias=True, schema_generator=_WithDocstrings)
     return _flat(schema, schema.get("$defs", {}))
+
+
+class _WithDocstrings(GenerateJsonSchema):
+    """Adds the docstring of each field as its description.
+
+    With `use_attribute_docstrings` pydantic reads them whenever a program imports the models: a
+    seventh of the start of the operator.
+    """
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        generated = super().model_schema(schema)
+        model = schema["cls"]
+        for name, docstring in _docstrings(model).items():
+            if field := model.model_fields.get(name):
+                generated["properties"][field.alias].setdefault("description", docstring)
+        return generated
+
+
+def _docstrings(model: type) -> dict[str, str]:
+    """Return the docstrings of the fields of a model and its bases, by field."""
+    docstrings: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        docstrings |= _docstrings_of_module(base.__module__).get(base.__qualname__, {})
+    return docstrings
+
+
+@functools.cache
+def _docstrings_of_module(name: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings of the fields of all classes of a module of redrive."""
+    if not name.startswith("redrive."):
+        return {}
+    classes = ast.parse(inspect.getsource(sys.modules[name])).body
+    return {
+        body.name: {
+            field.target.id: inspect.cleandoc(text.value.value)
+            for field, text in itertools.pairwise(body.body)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        }
+        for body in classes
+        if isinstance(body, ast.ClassDef)
+    }
 
 
 def _flat(

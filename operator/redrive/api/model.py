@@ -49,7 +49,6 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")
