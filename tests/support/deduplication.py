@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from redrive.admin.http import topic_path
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import Broker
@@ -9,18 +11,19 @@ from tests.support.subscriptions import tell
 from tests.support.waiting import wait_until
 
 
-def deduplicate(broker: Broker, topic: TopicName) -> None:
+def deduplicate(broker: Broker, *topics: TopicName) -> None:
     """Enable deduplication, and wait until all partitions apply it, which is after the answer."""
-    path = f"/admin/v2/{topic_path(topic)}/deduplicationEnabled"
-    broker.request("POST", path, body=True).check(f"deduplicate {topic}")
-    count = tell(broker, topic, "partitions")["partitions"]
-    partitions = [topic.partition(index) for index in range(count)] or [topic]
-    wait_until(
-        lambda: all(
-            tell(broker, partition, "stats")["deduplicationStatus"] == "Enabled"
-            for partition in partitions
-        )
-    )
+    for topic in topics:
+        path = f"/admin/v2/{topic_path(topic)}/deduplicationEnabled"
+        broker.request("POST", path, body=True).check(f"deduplicate {topic}")
+    for topic in topics:
+        count = tell(broker, topic, "partitions")["partitions"]
+        for partition in [topic.partition(index) for index in range(count)] or [topic]:
+            wait_until(functools.partial(_is_deduplicated, broker, partition))
+
+
+def _is_deduplicated(broker: Broker, partition: TopicName) -> bool:
+    return bool(tell(broker, partition, "stats")["deduplicationStatus"] == "Enabled")
 
 
 def sent_as(broker: Broker, topic: TopicName, id_: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -170,9 +170,16 @@ class ProvisionedPolicy:
 
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Grant the consumer role exactly *actions* on *topic*."""
-        grants = [{"topic": str(topic), "role": self.role, "actions": actions}]
+        self.grant_all({topic: actions})
+
+    def grant_all(self, rights: Mapping[TopicName, Sequence[str]]) -> None:
+        """Grant the consumer role exactly these actions on these topics of one namespace."""
+        grants = [
+            {"topic": str(topic), "role": self.role, "actions": actions}
+            for topic, actions in rights.items()
+        ]
         self.broker.request("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grants).check(
-            f"grant {actions} on {topic}"
+            f"grant {rights}"
         )
 
     def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
@@ -247,12 +254,14 @@ def _provision_policy(  # noqa: PLR0913 - options of tests
     of_retry = partitions if retry_partitions is None else retry_partitions
     provisioned.create(policy.retry_topic, policy.subscription, of_retry)
     provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_letter_partitions)
-    deduplicate(broker, policy.retry_topic)
-    deduplicate(broker, policy.dead_letter_topic)
-    provisioned.grant(policy.topic, "consume")
-    provisioned.grant(policy.retry_topic, *retry_rights)
-    provisioned.grant(policy.dead_letter_topic, "produce")
+    deduplicate(broker, policy.retry_topic, policy.dead_letter_topic)
+    rights: dict[TopicName, Sequence[str]] = {
+        policy.topic: ["consume"],
+        policy.retry_topic: retry_rights,
+        policy.dead_letter_topic: ["produce"],
+    }
     if sequenced:
         provisioned.create(policy.sequences_topic, naming.LEDGER_SUBSCRIPTION, 0)
-        provisioned.grant(policy.sequences_topic, "consume", "produce")
+        rights[policy.sequences_topic] = ["consume", "produce"]
+    provisioned.grant_all(rights)
     return provisioned

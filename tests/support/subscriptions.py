@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator
+from http import HTTPStatus
 from typing import Any
 
 import pulsar
 
 from redrive.admin.http import topic_path
 from redrive.policy.naming import TopicName
-from sandbox.pulsar import Broker
+from sandbox.pulsar import Answer, Broker
 
 SECONDS = 180
 QUIET_MILLIS = 100
@@ -19,16 +20,22 @@ QUIET_MILLIS = 100
 
 def tell(broker: Broker, topic: TopicName, resource: str) -> Any:  # noqa: ANN401 - JSON
     """Return an admin resource of *topic*, such as `stats` or `partitions`."""
-    answer = broker.request("GET", f"/admin/v2/{topic_path(topic)}/{resource}")
+    answer = _ask(broker, topic, resource)
     answer.check(f"tell the {resource} of {topic}")
     return json.loads(answer.body)
 
 
+def _ask(broker: Broker, topic: TopicName, resource: str) -> Answer:
+    return broker.request("GET", f"/admin/v2/{topic_path(topic)}/{resource}")
+
+
 def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]:
     """Return the statistics of a subscription, summed over partitions."""
-    whole = tell(broker, topic, "partitions")["partitions"] == 0
-    of_all = tell(broker, topic, "stats" if whole else "partitioned-stats")
-    statistics: dict[str, Any] = of_all["subscriptions"][subscription]
+    answer = _ask(broker, topic, "stats")
+    if answer.status == HTTPStatus.NOT_FOUND:  # only topics without partitions have these
+        answer = _ask(broker, topic, "partitioned-stats")
+    answer.check(f"tell the statistics of {topic}")
+    statistics: dict[str, Any] = json.loads(answer.body)["subscriptions"][subscription]
     return statistics
 
 

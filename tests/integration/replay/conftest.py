@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,9 +176,16 @@ class ProvisionedPolicy:
 
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the replay role do *actions* on *topic*, and nothing else there."""
-        grants = [{"topic": str(topic), "role": ROLE, "actions": actions}]
+        self.grant_all({topic: actions})
+
+    def grant_all(self, rights: Mapping[TopicName, Sequence[str]]) -> None:
+        """Let the replay role do these actions on these topics, and nothing else there."""
+        grants = [
+            {"topic": str(topic), "role": ROLE, "actions": actions}
+            for topic, actions in rights.items()
+        ]
         path = "/admin/v2/namespaces/grantPermissionsOnTopics"
-        self.broker.request("POST", path, grants).check(f"grant {actions} on {topic}")
+        self.broker.request("POST", path, grants).check(f"grant {rights}")
 
     def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
         """Create *topic* with a subscription from its first message."""
@@ -272,10 +279,14 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
         )
         if deduplicate:
             provisioned.deduplicate(policy.retry_topic)
-        provisioned.grant(policy.retry_topic, *retry_rights)
-        provisioned.grant(policy.dead_letter_topic, "consume")
         provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
-        provisioned.grant(policy.ledger_topic, "produce", "consume")
+        provisioned.grant_all(
+            {
+                policy.retry_topic: retry_rights,
+                policy.dead_letter_topic: ("consume",),
+                policy.ledger_topic: ("produce", "consume"),
+            }
+        )
         return provisioned
 
     with ExitStack() as closing:
