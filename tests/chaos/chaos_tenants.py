@@ -1,10 +1,9 @@
-"""Random attacks of a namespace and a consumer role on another tenant, while that one works.
+"""Random attacks of a namespace, a consumer role, a broker and an API server on another tenant.
 
-A round has a seed, the number in its id. `make chaos CHAOS="-k tenants --rounds 20"` is the long
-form. Systematic attacks are in `tests/integration/provision/test_tenants.py`, forged evidence in
-`tests/integration/replay/test_forgery.py`, faults of an API server in
-`tests/unit/cli/test_operator_faults.py` and `tests/unit/kube/test_client.py`, and those of a broker
-in `tests/unit/admin/test_answers.py`.
+Names, numbers, sizes, statuses and answers are generated, while that tenant works. A round has a
+seed, the number in its id. `make chaos CHAOS="-k tenants --rounds 20"` is the long form. The
+systematic attacks are the tests that `docs/explanation/security-model.md` names, which
+`make test TESTS="tests -m attack"` runs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ import pytest
 from redrive.policy.naming import TopicName
 from sandbox import chart, installation
 from sandbox.errors import SandboxError
+from sandbox.sandbox import Sandbox
+from tests.chaos.hostile_servers import FaultyApiServer, HostileBroker
 from tests.integration.provision.conftest import MakeShop, redrive
 from tests.integration.provision.conftest import Shop as Namespace
 from tests.support.raw_entries import HARMFUL, RawEntry, store
@@ -34,6 +35,10 @@ __all__ = ["shop"]
 OBJECTS = 150
 GENUINE = 30
 """Dead letters of the victim in each Replay."""
+FAULTY_SHARE = 1 / 5
+"""Share of the requests of the operator that the API server answers wrongly."""
+LONG_ROLES = [f"thief-{'x' * 55}-{number:02}" for number in range(32)]
+"""As many and as long as a policy may have."""
 MALFORMED = (
     "a" * 70_000,
     "\u0430\u202e\u2028",
@@ -84,7 +89,7 @@ class Attacker:
 
     def originals(self) -> Iterator[Body]:
         """Valid objects of each kind; endlessly."""
-        connection = {"name": "lent", "namespace": self.victim.name}
+        lent = {"name": "lent", "namespace": self.victim.name}
         own = f"persistent://{self.namespace.tenant}/prod/own"
         secret = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
         while True:
@@ -92,10 +97,10 @@ class Attacker:
             yield redrive(
                 "RetryPolicy",
                 {
-                    "connectionRef": connection,
+                    "connectionRef": self.chosen.choice([lent, {"name": "hostile"}]),
                     "topic": self.chosen.choice([own, str(self.victim.policy.topic)]),
                     "subscription": f"s{number}",
-                    "consumerRoles": ["thief"],
+                    "consumerRoles": self.chosen.choice([["thief"], LONG_ROLES]),
                     "maxRetries": 3,
                     "delayLadder": {"delays": ["1s", "1m"]},
                     "naming": {
@@ -253,11 +258,20 @@ def lend(victim: Shop, attacker: Namespace) -> None:
         "name": "attacker",
         "namespaces": {"names": [attacker.namespace]},
         "topics": [f"persistent://{victim.name}/*/*", f"persistent://{attacker.tenant}/*/*"],
-        "roles": ["thief"],
+        "roles": ["thief*"],
         "adoption": "Allowed",
         "deletion": "Allowed",
     }
     victim.apply("redrive.io/v1beta1", "BrokerConnection", "lent", spec=spec | {"allow": [rule]})
+
+
+def use_hostile_broker(attacker: Namespace, broker: HostileBroker) -> None:
+    """Give the attacker's namespace a connection of its own, to a hostile admin API."""
+    attacker.connection(
+        "hostile",
+        adminURL=broker.url,
+        allow=[attacker.rule("thief*") | {"topics": ["persistent://*/*/*"]}],
+    )
 
 
 def move_dead_letters(victim: Shop, name: str) -> None:
@@ -280,16 +294,53 @@ def test_random_attacks_change_nothing_of_another_tenant(
     before = protected(shop)
     operator = shop.sandbox.processes.pid(installation.OPERATOR)
 
-    passed, refused = attacker.apply_objects()
-    attacker.send_entries(shop.policy.ledger_topic, 4)
-    attacker.send_entries(shop.policy.dead_letter_topic, 2)
-    move_dead_letters(shop, "meanwhile")
+    elsewhere = shop.sandbox.pulsar.admin_url
+    with HostileBroker.serving(random.Random(seed), elsewhere) as broker:  # noqa: S311
+        use_hostile_broker(attacker.namespace, broker)
+        passed, refused = attacker.apply_objects()
+        attacker.send_entries(shop.policy.ledger_topic, 4)
+        attacker.send_entries(shop.policy.dead_letter_topic, 2)
+        move_dead_letters(shop, "meanwhile")
 
-    assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
-    kinds = "retrypolicy,replay,inspection"
-    attacker.namespace.kubectl("delete", kinds, "--all", f"--timeout={SECONDS}s")
+        assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
+        kinds = "retrypolicy,replay,inspection"
+        attacker.namespace.kubectl("delete", kinds, "--all", f"--timeout={SECONDS}s")
+    assert broker.answers > OBJECTS // 8
+    assert broker.credentials <= {f"Bearer {token}" for token in attacker.namespace.tokens}
     assert protected(shop) == before
     assert min(passed, refused) > OBJECTS // 8
     assert shop.sandbox.processes.pid(installation.OPERATOR) == operator
     assert "Traceback" not in operator_process.read_text()
+    check_no_token_leaked(shop)
+
+
+@pytest.fixture
+def faulty_api(installed: Sandbox, seed: int) -> Iterator[FaultyApiServer]:
+    """A relay before the API server of the operator, which passes all requests on at first."""
+    cluster, chosen = installed.cluster, random.Random(seed)  # noqa: S311
+    installed.processes.stop(installation.OPERATOR)
+    identity = cluster.kubeconfig.parent
+    with FaultyApiServer.before(cluster.port, identity, chosen) as relay:
+        beyond, processes = replace(cluster, port=relay.port), installed.processes
+        installation.start_operator(Sandbox(installed.state, processes, installed.pulsar, beyond))
+        yield relay
+        installed.processes.stop(installation.OPERATOR)
+    installation.start_operator(installed)
+
+
+@pytest.mark.timeout(5 * SECONDS)
+def test_random_faults_of_the_api_server_lose_and_repeat_nothing(
+    shop: Shop, operator_process: Path, faulty_api: FaultyApiServer
+) -> None:
+    logged = len(operator_process.read_text())
+    operator = shop.sandbox.processes.pid(installation.OPERATOR)
+    faulty_api.share = FAULTY_SHARE
+    shop.declare()
+    for name in ("one", "two"):
+        move_dead_letters(shop, name)
+    faulty_api.share = 0
+    assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
+    assert faulty_api.faults > 10
+    assert shop.sandbox.processes.pid(installation.OPERATOR) == operator
+    assert "Traceback" not in operator_process.read_text()[logged:]
     check_no_token_leaked(shop)
