@@ -116,9 +116,9 @@ def test_keys_show_the_message_that_blocks_them(shop: Shop) -> None:
 
 
 def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
-    error = shop.run("peek", "orders", code=2)
+    error = shop.run("report", "orders", "--to", "absent.html", code=2)
     assert f"only with --direct; the messages are in {DEAD_LETTERS}" in error
-    assert f"redrive peek orders -n {shop.name} --direct" in error
+    assert f"redrive report orders -n {shop.name} --direct" in error
     error = shop.run("causes", "orders", "--waiting", "--reveal", code=2)
     assert "error: --reveal of causes is for --direct" in error
     assert f"redrive causes orders --waiting -n {shop.name} --direct" in error
