@@ -11,15 +11,22 @@ from tests.support.subscriptions import tell
 from tests.support.waiting import wait_until
 
 
-def deduplicate(broker: Broker, *topics: TopicName) -> None:
+def deduplicate(broker: Broker, topic: TopicName) -> None:
     """Enable deduplication, and wait until all partitions apply it, which is after the answer."""
-    for topic in topics:
-        path = f"/admin/v2/{topic_path(topic)}/deduplicationEnabled"
-        broker.request("POST", path, body=True).check(f"deduplicate {topic}")
-    for topic in topics:
-        count = tell(broker, topic, "partitions")["partitions"]
-        for partition in [topic.partition(index) for index in range(count)] or [topic]:
-            wait_until(functools.partial(_is_deduplicated, broker, partition))
+    enable_deduplication(broker, topic)
+    await_deduplication(broker, topic, tell(broker, topic, "partitions")["partitions"])
+
+
+def enable_deduplication(broker: Broker, topic: TopicName) -> None:
+    """Enable deduplication, without waiting until it is applied."""
+    path = f"/admin/v2/{topic_path(topic)}/deduplicationEnabled"
+    broker.request("POST", path, body=True).check(f"deduplicate {topic}")
+
+
+def await_deduplication(broker: Broker, topic: TopicName, partitions: int) -> None:
+    """Wait until all partitions apply deduplication that is enabled."""
+    for partition in [topic.partition(index) for index in range(partitions)] or [topic]:
+        wait_until(functools.partial(_is_deduplicated, broker, partition))
 
 
 def _is_deduplicated(broker: Broker, partition: TopicName) -> bool:

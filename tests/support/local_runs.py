@@ -11,7 +11,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support import held_sends
 from tests.support.program_parts import SILENT
+from tests.support.waiting import pauses
 
 
 class Notes:
@@ -160,17 +160,17 @@ def wait_until_moved(
 
     A *run* that ends before, or stops moving, fails the test with its log.
     """
-    deadline = time.monotonic() + 180
     target = target or provisioned.policy.retry_topic
-    while (stored := _stored_since_load(provisioned, target)) < count:
-        ended = run is not None and run.poll() is not None
-        if ended or time.monotonic() > deadline:
-            log = ""
-            if run is not None:
-                run.kill()
-                log = run.communicate()[1]
-            pytest.fail(f"only {stored} of {count} messages are stored; {log}")
-        time.sleep(0.05)
+    for _ in pauses():
+        if (stored := _stored_since_load(provisioned, target)) >= count:
+            return
+        if run is not None and run.poll() is not None:
+            break
+    log = ""
+    if run is not None:
+        run.kill()
+        log = run.communicate()[1]
+    pytest.fail(f"only {stored} of {count} messages are stored; {log}")
 
 
 def _stored_since_load(provisioned: Any, target: TopicName) -> int:  # noqa: ANN401

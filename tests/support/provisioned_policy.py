@@ -26,7 +26,7 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
-from tests.support.deduplication import deduplicate
+from tests.support.deduplication import await_deduplication, enable_deduplication
 from tests.support.subscriptions import drain, stats
 
 
@@ -250,11 +250,12 @@ def _provision_policy(  # noqa: PLR0913 - options of tests
         name="shop/orders",
     )
     provisioned = ProvisionedPolicy(broker, policy, f"consumer-{secrets.token_hex(4)}", closing)
-    provisioned.create(policy.topic, policy.subscription, partitions)
     of_retry = partitions if retry_partitions is None else retry_partitions
     provisioned.create(policy.retry_topic, policy.subscription, of_retry)
     provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_letter_partitions)
-    deduplicate(broker, policy.retry_topic, policy.dead_letter_topic)
+    for deduplicated in (policy.retry_topic, policy.dead_letter_topic):
+        enable_deduplication(broker, deduplicated)
+    provisioned.create(policy.topic, policy.subscription, partitions)
     rights: dict[TopicName, Sequence[str]] = {
         policy.topic: ["consume"],
         policy.retry_topic: retry_rights,
@@ -264,4 +265,6 @@ def _provision_policy(  # noqa: PLR0913 - options of tests
         provisioned.create(policy.sequences_topic, naming.LEDGER_SUBSCRIPTION, 0)
         rights[policy.sequences_topic] = ["consume", "produce"]
     provisioned.grant_all(rights)
+    await_deduplication(broker, policy.retry_topic, of_retry)
+    await_deduplication(broker, policy.dead_letter_topic, dead_letter_partitions)
     return provisioned

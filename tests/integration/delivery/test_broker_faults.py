@@ -16,6 +16,7 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from sandbox import pulsar as pulsar_part
 from sandbox.sandbox import Sandbox
 from tests.support.provisioned_policy import path
+from tests.support.waiting import pauses
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
@@ -45,10 +46,10 @@ class AtWork:
 
     def wait(self, reached: Callable[[], bool], seconds: float = 180) -> None:
         """Wait until *reached* returns True; at a time-out fail with the events so far."""
-        end = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < end, (self.events, self.handled)
-            time.sleep(0.05)
+        for _ in pauses(seconds):
+            if reached():
+                return
+        pytest.fail(f"{self.events}, {self.handled}")
 
 
 @pytest.fixture

@@ -41,7 +41,11 @@ from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
 from tests.conftest import stack_of_group
-from tests.support.deduplication import deduplicate
+from tests.support.deduplication import (
+    await_deduplication,
+    deduplicate,
+    enable_deduplication,
+)
 from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
@@ -278,7 +282,7 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
             policy.dead_letter_topic, policy.dead_letter_subscription, dead_partitions
         )
         if deduplicate:
-            provisioned.deduplicate(policy.retry_topic)
+            enable_deduplication(broker, policy.retry_topic)
         provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
         provisioned.grant_all(
             {
@@ -287,6 +291,8 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
                 policy.ledger_topic: ("produce", "consume"),
             }
         )
+        if deduplicate:
+            await_deduplication(broker, policy.retry_topic, partitions)
         return provisioned
 
     with ExitStack() as closing:
