@@ -8,25 +8,9 @@ it, or where its name is public or stored with a dead letter.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-_NOTHING = object()
-
-
-class Requeue(enum.Enum):
-    """The time at which an object is reconciled again."""
-
-    ON_CHANGE = enum.auto()
-    """After an event of a watch, a periodic check, or a change of another object."""
-    BACKOFF = enum.auto()
-    """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
-    SLOW_BACKOFF = enum.auto()
-    """The same, up to 5 minutes: the cause is not expected to pass soon."""
-
-    @property
-    def result(self) -> str:
-        """Return the result that metrics count."""
-        return "success" if self is Requeue.ON_CHANGE else "requeue"
+from redrive.errors import NOTHING, RedriveError, Requeue
 
 
 class Shown(enum.StrEnum):
@@ -78,20 +62,14 @@ class Reason(enum.StrEnum):
     requeue: Requeue
     private: bool
 
-    def __new__(  # noqa: D102, PLR0913, PLR0917
-        cls,
-        name: str,
-        shown: Shown,
-        meaning: str,
-        remedy: str,
-        requeue: Requeue | None,
-        private: bool,  # noqa: FBT001
-    ) -> Self:
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.shown, member.meaning, member.remedy = shown, meaning, remedy
-        member.requeue = requeue or (Requeue.ON_CHANGE if shown is STALLED else Requeue.BACKOFF)
-        member.private = private
+    def __new__(cls, *columns: Any) -> Self:  # noqa: ANN401, D102 - the columns of a row
+        row = _ReasonRow(*columns)
+        member = str.__new__(cls, row.name)
+        member._value_ = row.name
+        member.shown, member.meaning, member.remedy = row.shown, row.meaning, row.remedy
+        by_default = Requeue.ON_CHANGE if row.shown is STALLED else Requeue.BACKOFF
+        member.requeue = row.requeue or by_default
+        member.private = row.private
         return member
 
     __repr__ = str.__repr__  # messages quote the value, as of any text
@@ -101,16 +79,23 @@ class Reason(enum.StrEnum):
         """Return True if the object stays as it is until its spec or its surroundings change."""
         return self.shown is Shown.STALLED
 
-    def error(self, problem: str, *, got: object = _NOTHING, remedy: str) -> RedriveError:
+    def error(self, problem: str, *, got: object = NOTHING, remedy: str) -> RedriveError:
         """Return an error with this reason; see `RedriveError` for the arguments."""
         return RedriveError(problem, got=got, remedy=remedy, reason=self)
+
+    @classmethod
+    def of(cls, error: RedriveError) -> Reason:
+        """Return the reason of *error*; INTERNAL_ERROR for one of consumers and jobs."""
+        try:
+            return cls(error.reason)
+        except ValueError:
+            return cls.INTERNAL_ERROR
 
     # fmt: off
 
     # Normal states
     PROVISIONED = _ReasonRow("Provisioned", READY,
-        "topics, subscriptions, grants and ConfigMap are as the policy requires",
-        "nothing")
+        "topics, subscriptions, grants and ConfigMap are as the policy requires", "nothing")
     OBSERVED = _ReasonRow("Observed", READY,
         "a policy that only observes was compared with the broker ([dry run](pause.md))",
         "read `DriftDetected`")
@@ -119,28 +104,25 @@ class Reason(enum.StrEnum):
         "checked every minute",
         "nothing")
     COMPLETED = _ReasonRow("Completed", READY,
-        "a Replay moved all dead letters that it selected, or they needed no move; or a plan or "
-        "an Inspection counted them",
+        "a Replay moved all dead letters that it selected, or they needed no move; or a plan or an "
+        "Inspection counted them",
         "nothing")
     REVIEW_EXPIRED = _ReasonRow("ReviewExpired", READY,
-        "a review was not confirmed within 15 minutes; nothing was moved",
-        "create another Replay")
+        "a review was not confirmed within 15 minutes; nothing was moved", "create another Replay")
     COMPLETED_WITH_REFUSALS = _ReasonRow("CompletedWithRefusals", READY,
         "a Replay moved dead letters, or they needed no move, and refused others",
         "read `MessagesRefused`")
     PROGRESSING = _ReasonRow("Progressing", RECONCILING,
-        "the first reconcile of a new spec, or a run of a Replay, is in progress",
-        "wait")
+        "the first reconcile of a new spec, or a run of a Replay, is in progress", "wait")
     LAUNCHED = _ReasonRow("Launched", EVENT,
-        "the Job or SparkApplication of a Replay or Inspection was created",
-        "nothing")
+        "the Job or SparkApplication of a Replay or Inspection was created", "nothing")
     TARGET_RIGHTS_ABANDONED = _ReasonRow("TargetRightsAbandoned", EVENT,
         "a Replay is gone, and the rights of the replay role at its [target](replays.md#target) "
         "could not be revoked within ten minutes",
         "revoke them by hand (`pulsar-admin topics revoke-permissions`)")
     REPAIRED = _ReasonRow("Repaired", EVENT,
-        "the operator reverted changes at the broker, or applied a change of the "
-        "BrokerConnection, for a policy that was ready",
+        "the operator reverted changes at the broker, or applied a change of the BrokerConnection, "
+        "for a policy that was ready",
         "find out who changed it, unless the connection changed")
     DELETED = _ReasonRow("Deleted", EVENT,
         "the topics, subscriptions and grants of a deleted policy are deleted "
@@ -155,35 +137,29 @@ class Reason(enum.StrEnum):
 
     # The object itself
     INVALID_SPEC = _ReasonRow("InvalidSpec", STALLED,
-        "the spec is invalid",
-        "correct the field that the message names")
+        "the spec is invalid", "correct the field that the message names")
     PAUSED = _ReasonRow("Paused", WARNING,
-        "the annotation `redrive.io/paused` pauses the policy",
-        "remove the annotation to resume")
+        "the annotation `redrive.io/paused` pauses the policy", "remove the annotation to resume")
     DRIFT_DETECTED = _ReasonRow("DriftDetected", WARNING,
         "the broker differs from the spec of a policy that only observes",
         "set `managementPolicy: Manage`, or fix it by hand")
     LADDER_DESCENDS = _ReasonRow("LadderDescends", WARNING,
-        "a later retry has a shorter delay than an earlier one",
-        "sort the delays")
+        "a later retry has a shorter delay than an earlier one", "sort the delays")
     RESOURCE_CONFLICT = _ReasonRow("ResourceConflict", STALLED,
-        "another policy with [priority](ownership.md) is for the same topic and subscription; "
-        "that policy shows a warning",
+        "another policy with [priority](ownership.md) is for the same topic and subscription; that "
+        "policy shows a warning",
         "delete one of the two")
     NAME_COLLISION = _ReasonRow("NameCollision", STALLED,
-        "another policy with [priority](ownership.md) needs a topic of the same name, or "
-        "retries it as its source; that policy shows a warning",
+        "another policy with [priority](ownership.md) needs a topic of the same name, or retries "
+        "it as its source; that policy shows a warning",
         "use other names for the topics")
 
     # BrokerConnection and Secrets
     CONNECTION_NOT_FOUND = _ReasonRow("ConnectionNotFound", RECONCILING,
         "there is no BrokerConnection of the name in `connectionRef`",
-        "create it",
-        requeue=Requeue.ON_CHANGE)
+        "create it", requeue=Requeue.ON_CHANGE)
     CONNECTION_INVALID = _ReasonRow("ConnectionInvalid", STALLED,
-        "the spec of the connection can't be read",
-        "correct it",
-        private=True)
+        "the spec of the connection can't be read", "correct it", private=True)
     DELETION_BLOCKED = _ReasonRow("DeletionBlocked", WARNING,
         "the connection is being deleted, and policies use it, or rights of Replays at their "
         "targets are not revoked yet",
@@ -201,12 +177,11 @@ class Reason(enum.StrEnum):
         "add the topic to a rule of `allow` for this namespace")
     LIMIT_EXCEEDED = _ReasonRow("LimitExceeded", STALLED,
         "the namespace has more policies, or a topic more partitions, than "
-        "[`limits`](rights.md#limits) of its rule allow; or the grants on topics of a "
-        "Pulsar namespace exceed the record in which the broker stores them; or Replays of the "
-        "namespace need grants at too many targets",
+        "[`limits`](rights.md#limits) of its rule allow; or the grants on topics of a Pulsar "
+        "namespace exceed the record in which the broker stores them; or Replays of the namespace "
+        "need grants at too many targets",
         "delete unused policies, set fewer partitions, revoke grants, wait for other Replays to "
-        "end, or raise the limit",
-        requeue=Requeue.SLOW_BACKOFF)
+        "end, or raise the limit", requeue=Requeue.SLOW_BACKOFF)
     ROLE_NOT_ALLOWED = _ReasonRow("RoleNotAllowed", STALLED,
         "the connection does not allow policies to grant this role access to this topic",
         "add the role to a rule of `allow` for that topic")
@@ -217,41 +192,30 @@ class Reason(enum.StrEnum):
         "the connection does not allow policies of this namespace to delete the topic with them",
         "`deletionPolicy: Retain`, or set `deletion: Allowed` in a rule for the topic")
     SECRET_NOT_FOUND = _ReasonRow("SecretNotFound", RECONCILING,
-        "a Secret that the connection refers to does not exist",
-        "create it",
-        private=True)
+        "a Secret that the connection refers to does not exist", "create it", private=True)
     SECRET_KEY_NOT_FOUND = _ReasonRow("SecretKeyNotFound", RECONCILING,
-        "the Secret lacks the key, or its value is not usable",
-        "add the key",
-        private=True)
+        "the Secret lacks the key, or its value is not usable", "add the key", private=True)
     TOKEN_FILE_INVALID = _ReasonRow("TokenFileInvalid", STALLED,
         "the file that the connection names has no token, or can't be read",
-        "mount a token there",
-        requeue=Requeue.SLOW_BACKOFF, private=True)
+        "mount a token there", requeue=Requeue.SLOW_BACKOFF, private=True)
     CERTIFICATE_INVALID = _ReasonRow("CertificateInvalid", STALLED,
         "the Secret has no client certificate with its key",
-        "store a pair that belongs together",
-        requeue=Requeue.SLOW_BACKOFF, private=True)
+        "store a pair that belongs together", requeue=Requeue.SLOW_BACKOFF, private=True)
     CA_INVALID = _ReasonRow("CaInvalid", STALLED,
-        "there are no certificate authorities in the Secret or ConfigMap that the connection "
-        "names",
-        "store PEM certificates there",
-        requeue=Requeue.SLOW_BACKOFF, private=True)
+        "there are no certificate authorities in the Secret or ConfigMap that the connection names",
+        "store PEM certificates there", requeue=Requeue.SLOW_BACKOFF, private=True)
     PROXY_INVALID = _ReasonRow("ProxyInvalid", STALLED,
         "the environment of the operator names a proxy that is not an HTTP proxy",
-        "[set `http://HOST:PORT`](../howto/install.md#proxies)",
-        requeue=Requeue.SLOW_BACKOFF)
+        "[set `http://HOST:PORT`](../howto/install.md#proxies)", requeue=Requeue.SLOW_BACKOFF)
     ADMIN_URL_INVALID = _ReasonRow("AdminUrlInvalid", STALLED,
         "`adminURL`, or an address that it redirects to, can't be called",
-        "correct it",
-        requeue=Requeue.SLOW_BACKOFF, private=True)
+        "correct it", requeue=Requeue.SLOW_BACKOFF, private=True)
 
     # The broker
     REDIRECT_REFUSED = _ReasonRow("RedirectRefused", STALLED,
         "the broker redirects to an address that the connection does not name",
         "name the brokers' hosts in `redirectHosts`, with their port if it is not that of "
-        "`adminURL`, or use a Pulsar proxy",
-        requeue=Requeue.SLOW_BACKOFF)
+        "`adminURL`, or use a Pulsar proxy", requeue=Requeue.SLOW_BACKOFF)
     BROKER_UNREACHABLE = _ReasonRow("BrokerUnreachable", RECONCILING,
         "nothing answers at `adminURL`, or not in time",
         "check the URL, the network and the broker")
@@ -260,67 +224,53 @@ class Reason(enum.StrEnum):
         "see its log if the error persists")
     BROKER_REFUSED = _ReasonRow("BrokerRefused", STALLED,
         "the broker refused the call",
-        "read its response in the message",
-        requeue=Requeue.SLOW_BACKOFF)
+        "read its response in the message", requeue=Requeue.SLOW_BACKOFF)
     BROKER_CONFLICT = _ReasonRow("BrokerConflict", RECONCILING,
-        "the resource exists already, or another client is changing it (409)",
-        "wait")
+        "the resource exists already, or another client is changing it (409)", "wait")
     LIMIT_REACHED = _ReasonRow("LimitReached", STALLED,
-        "a limit of the Pulsar namespace or of the brokers allows no more topics, subscriptions "
-        "or producers",
-        "raise the setting that the message names",
-        requeue=Requeue.SLOW_BACKOFF)
+        "a limit of the Pulsar namespace or of the brokers allows no more topics, subscriptions or "
+        "producers",
+        "raise the setting that the message names", requeue=Requeue.SLOW_BACKOFF)
     TOPIC_TERMINATED = _ReasonRow("TopicTerminated", STALLED,
         "a topic was terminated and accepts no more messages",
         "process its messages, then delete it: the operator creates it again",
         requeue=Requeue.SLOW_BACKOFF)
     NOT_FOUND = _ReasonRow("NotFound", RECONCILING,
-        "the resource to change was deleted meanwhile (404)",
-        "wait")
+        "the resource to change was deleted meanwhile (404)", "wait")
     UNEXPECTED_ANSWER = _ReasonRow("UnexpectedAnswer", RECONCILING,
         "`adminURL` does not lead to a Pulsar admin API",
-        "check `adminURL`",
-        requeue=Requeue.SLOW_BACKOFF)
+        "check `adminURL`", requeue=Requeue.SLOW_BACKOFF)
     UNSUPPORTED = _ReasonRow("Unsupported", RECONCILING,
         "this broker does not know the call (405)",
-        "use a supported version of Pulsar",
-        requeue=Requeue.SLOW_BACKOFF)
+        "use a supported version of Pulsar", requeue=Requeue.SLOW_BACKOFF)
     AUTHENTICATION_FAILED = _ReasonRow("AuthenticationFailed", STALLED,
         "the broker does not accept the token (401)",
-        "store a valid token",
-        requeue=Requeue.SLOW_BACKOFF, private=True)
+        "store a valid token", requeue=Requeue.SLOW_BACKOFF, private=True)
     CERTIFICATE_REFUSED = _ReasonRow("CertificateRefused", STALLED,
         "the broker's certificate is not trusted, or is for another host",
-        "correct the URL, or `tls.caRef`",
-        requeue=Requeue.SLOW_BACKOFF, private=True)
+        "correct the URL, or `tls.caRef`", requeue=Requeue.SLOW_BACKOFF, private=True)
     ISSUER_FAILED = _ReasonRow("IssuerFailed", RECONCILING,
-        "the OAuth 2.0 issuer issues no token, or its token endpoint has another scheme, host "
-        "or port",
-        "check issuer and credentials",
-        private=True)
+        "the OAuth 2.0 issuer issues no token, or its token endpoint has another scheme, host or "
+        "port",
+        "check issuer and credentials", private=True)
     FORBIDDEN = _ReasonRow("Forbidden", STALLED,
         "the role of the token lacks a permission (403)",
         "make it an administrator of the tenant ([rights](rights.md))",
         requeue=Requeue.SLOW_BACKOFF)
     TENANT_NOT_FOUND = _ReasonRow("TenantNotFound", RECONCILING,
-        "a tenant does not exist",
-        "create it")
+        "a tenant does not exist", "create it")
     NAMESPACE_NOT_FOUND = _ReasonRow("NamespaceNotFound", RECONCILING,
-        "the source topic's Pulsar namespace does not exist",
-        "create it")
+        "the source topic's Pulsar namespace does not exist", "create it")
     TOPIC_NOT_FOUND = _ReasonRow("TopicNotFound", RECONCILING,
-        "the source topic does not exist",
-        "create it")
+        "the source topic does not exist", "create it")
     CHAINED_POLICY = _ReasonRow("ChainedPolicy", STALLED,
         "the source topic is itself a retry, dead-letter or ledger topic of redrive",
         "use the topic that producers send to, or create the policy with `chaining: Allowed`")
     BROKER_CHANGED = _ReasonRow("BrokerChanged", STALLED,
         "`connectionRef` leads to another broker, without the policy's topics",
-        "set `connectionRef` back, or [move](ownership.md#from-one-broker-to-another) the "
-        "policy")
+        "set `connectionRef` back, or [move](ownership.md#from-one-broker-to-another) the policy")
     HANDED_OVER = _ReasonRow("HandedOver", WARNING,
-        "the policy's topics [belong to another "
-        "cluster](ownership.md#from-one-cluster-to-another)",
+        "the policy's topics [belong to another cluster](ownership.md#from-one-cluster-to-another)",
         "delete the policy once the other is Ready")
     TOPIC_EXISTS = _ReasonRow("TopicExists", STALLED,
         "a topic with the name that the policy needs exists, and redrive did not create it",
@@ -347,8 +297,7 @@ class Reason(enum.StrEnum):
         "redrive is not tested with the release line of the broker ([support](support.md))",
         "use a supported release, or test yours")
     IN_USE = _ReasonRow("InUse", RECONCILING,
-        "clients are connected to a topic or subscription that is to be deleted",
-        "stop them")
+        "clients are connected to a topic or subscription that is to be deleted", "stop them")
     MAX_DELIVERY_DELAY = _ReasonRow("MaxDeliveryDelay", WARNING,
         "the maximum delay of the broker is shorter than the longest delay of the ladder",
         "raise the limit, or shorten the ladder")
@@ -357,10 +306,9 @@ class Reason(enum.StrEnum):
         "early",
         "allow the operator's role to set delayed delivery of topics")
     RETRIES_EARLY = _ReasonRow("RetriesEarly", WARNING,
-        "the shortest delay is within the broker's tick, so it may have no effect; this broker "
-        "has no tick for each topic",
-        "set `delayedDeliveryTickTimeMillis=50` at the brokers, or make the shortest delay "
-        "longer")
+        "the shortest delay is within the broker's tick, so it may have no effect; this broker has "
+        "no tick for each topic",
+        "set `delayedDeliveryTickTimeMillis=50` at the brokers, or make the shortest delay longer")
     PARTITIONS_NEVER_SHRINK = _ReasonRow("PartitionsNeverShrink", WARNING,
         "the retry or the dead-letter topic has more partitions than it should have",
         "leave it, or set `retry.partitions` or `deadLetter.partitions`")
@@ -369,8 +317,8 @@ class Reason(enum.StrEnum):
         "topic",
         "allow the change, or delete the topic's schema")
     SCHEMA_NOT_ALLOWED = _ReasonRow("SchemaNotAllowed", WARNING,
-        "the rules of the connection grant roles the retry or dead-letter topic but not the "
-        "source topic, so the schema is [not copied](topic-policies.md)",
+        "the rules of the connection grant roles the retry or dead-letter topic but not the source "
+        "topic, so the schema is [not copied](topic-policies.md)",
         "add a rule for these roles that covers the source topic too")
     SCHEMA_UNSUPPORTED = _ReasonRow("SchemaUnsupported", WARNING,
         "consumers in Python can't retry or dead-letter messages of the source topic's schema",
@@ -399,46 +347,38 @@ class Reason(enum.StrEnum):
         "delete a terminated topic once its messages are processed, or raise the setting that the "
         "message names")
     RETRY_TOPIC_NOT_CONSUMED = _ReasonRow("RetryTopicNotConsumed", WARNING,
-        "the retry topic has no consumers",
-        "subscribe the consumers to it, too")
+        "the retry topic has no consumers", "subscribe the consumers to it, too")
     RETRY_STORM = _ReasonRow("RetryStorm", WARNING,
-        "most deliveries are retries",
-        "fix the cause of the failures")
+        "most deliveries are retries", "fix the cause of the failures")
     RETRIES_OVERDUE = _ReasonRow("RetriesOverdue", WARNING,
         "retries are due and consumers are connected, but the broker delivers none",
         "run `kubectl redrive unload POLICY`")
     CHUNKS_STRANDED = _ReasonRow("ChunksStranded", WARNING,
-        "a consumer disconnected between two chunks of a large message, which the broker "
-        "delivers to no other consumer",
+        "a consumer disconnected between two chunks of a large message, which the broker delivers "
+        "to no other consumer",
         "unload the topic that the message names")
     QUOTA_NEARLY_REACHED = _ReasonRow("QuotaNearlyReached", WARNING,
         "the dead-letter topic nears its backlog quota",
         "replay or delete dead letters, or raise the quota")
     OUTAGE_SUSPECTED = _ReasonRow("OutageSuspected", WARNING,
         "consumers have paused, because most messages fail with one cause",
-        "fix the service that they depend on, or run `kubectl redrive ignore-outage POLICY "
-        "--for 1h`")
+        "fix the service that they depend on, or run `kubectl redrive ignore-outage POLICY --for "
+        "1h`")
 
     # Kubernetes
     CONFIG_MAP_NOT_OURS = _ReasonRow("ConfigMapNotOurs", STALLED,
-        "a ConfigMap with the name that the policy needs has another owner",
-        "delete or rename it")
+        "a ConfigMap with the name that the policy needs has another owner", "delete or rename it")
     KUBERNETES_FORBIDDEN = _ReasonRow("KubernetesForbidden", STALLED,
         "the operator's ServiceAccount lacks a permission",
-        "install the RBAC rules of the Helm chart",
-        requeue=Requeue.SLOW_BACKOFF)
+        "install the RBAC rules of the Helm chart", requeue=Requeue.SLOW_BACKOFF)
     KUBERNETES_REFUSED = _ReasonRow("KubernetesRefused", RECONCILING,
-        "the Kubernetes API refuses a call",
-        "read its response in the message")
+        "the Kubernetes API refuses a call", "read its response in the message")
     KUBERNETES_NOT_FOUND = _ReasonRow("KubernetesNotFound", RECONCILING,
-        "an object was deleted meanwhile",
-        "wait")
+        "an object was deleted meanwhile", "wait")
     KUBERNETES_CONFLICT = _ReasonRow("KubernetesConflict", RECONCILING,
-        "an object was changed since it was read",
-        "wait")
+        "an object was changed since it was read", "wait")
     KUBERNETES_UNAVAILABLE = _ReasonRow("KubernetesUnavailable", RECONCILING,
-        "the Kubernetes API does not answer, or limits the rate of calls",
-        "wait")
+        "the Kubernetes API does not answer, or limits the rate of calls", "wait")
     NO_CLUSTER = _ReasonRow("NoCluster", LOG,
         "no configuration of a cluster was found: the operator does not start",
         "provide a kubeconfig, or run it in a Pod")
@@ -446,36 +386,29 @@ class Reason(enum.StrEnum):
         "the identity of this cluster is unknown: the operator does not start",
         "pass `--cluster-id`")
     LEASE_LOST = _ReasonRow("LeaseLost", LOG,
-        "another operator has taken over: this one exits",
-        "nothing")
+        "another operator has taken over: this one exits", "nothing")
     LEASE_NOT_RENEWED = _ReasonRow("LeaseNotRenewed", LOG,
         "this operator could not renew its Lease, and writes nothing",
         "find out why it can't reach the Kubernetes API")
     INTERNAL_ERROR = _ReasonRow("InternalError", LOG,
-        "an error without a reason of its own",
-        "report it")
+        "an error without a reason of its own", "report it")
 
     # Replays
     POLICY_NOT_FOUND = _ReasonRow("PolicyNotFound", RECONCILING,
         "there is no RetryPolicy of the name in `policyRef`, or it is being deleted",
-        "create it",
-        requeue=Requeue.ON_CHANGE)
+        "create it", requeue=Requeue.ON_CHANGE)
     POLICY_NOT_READY = _ReasonRow("PolicyNotReady", RECONCILING,
         "the RetryPolicy is not Ready, or not valid with the defaults of its connection",
-        "see its conditions",
-        requeue=Requeue.ON_CHANGE)
+        "see its conditions", requeue=Requeue.ON_CHANGE)
     DEAD_LETTERS_DISCARDED = _ReasonRow("DeadLettersDiscarded", STALLED,
-        "the RetryPolicy discards: there is nothing to replay",
-        "set `deadLetter.mode: Keep`")
+        "the RetryPolicy discards: there is nothing to replay", "set `deadLetter.mode: Keep`")
     REPLAY_IDENTITY_MISSING = _ReasonRow("ReplayIdentityMissing", STALLED,
-        "the BrokerConnection names no role for replays",
-        "set `replay` there")
+        "the BrokerConnection names no role for replays", "set `replay` there")
     AUTHOR_FIELD_MISSING = _ReasonRow("AuthorFieldMissing", STALLED,
         "the Replay lacks a `reason` or `ticket` that `replay.require` of its connection requires",
         "create another Replay with it")
     INSPECTION_IDENTITY_MISSING = _ReasonRow("InspectionIdentityMissing", STALLED,
-        "the BrokerConnection names no role for Inspections",
-        "set `inspection` there")
+        "the BrokerConnection names no role for Inspections", "set `inspection` there")
     RETRIES_NOT_INSPECTED = _ReasonRow("RetriesNotInspected", STALLED,
         "the BrokerConnection does not permit Inspections of waiting retries",
         "inspect dead letters, or set `inspection.retryTopics: Allowed` there")
@@ -498,20 +431,18 @@ class Reason(enum.StrEnum):
         "create another Replay without it, or extend `jobs` of the BrokerConnection, or the "
         "template")
     JOB_TEMPLATE_NOT_FOUND = _ReasonRow("JobTemplateNotFound", RECONCILING,
-        "the operator has no job template of the name that the Replay, or its connection, "
-        "names; a new template is in effect [within two minutes](job-templates.md#templates)",
-        "wait, add it to [`jobTemplates`](job-templates.md) of the Helm chart, or create a "
-        "Replay with another template",
-        requeue=Requeue.ON_CHANGE)
+        "the operator has no job template of the name that the Replay, or its connection, names; a "
+        "new template is in effect [within two minutes](job-templates.md#templates)",
+        "wait, add it to [`jobTemplates`](job-templates.md) of the Helm chart, or create a Replay "
+        "with another template", requeue=Requeue.ON_CHANGE)
     JOB_TEMPLATE_INVALID = _ReasonRow("JobTemplateInvalid", STALLED,
-        "the job template [is invalid](job-templates.md#invalid-templates) and never had a "
-        "valid form, or the Spark operator does not know one of its fields",
-        "correct the template, or upgrade the Spark operator",
-        requeue=Requeue.SLOW_BACKOFF)
+        "the job template [is invalid](job-templates.md#invalid-templates) and never had a valid "
+        "form, or the Spark operator does not know one of its fields",
+        "correct the template, or upgrade the Spark operator", requeue=Requeue.SLOW_BACKOFF)
     JOB_SECRET_NOT_FOUND = _ReasonRow("JobSecretNotFound", RECONCILING,
-        "the Replay's namespace lacks a Secret, ConfigMap or PersistentVolumeClaim that the "
-        "pods of its job need: the [job template](job-templates.md) names it, or `spec.replay` "
-        "of a connection that the ServiceAccount of jobs consents to",
+        "the Replay's namespace lacks a Secret, ConfigMap or PersistentVolumeClaim that the pods "
+        "of its job need: the [job template](job-templates.md) names it, or `spec.replay` of a "
+        "connection that the ServiceAccount of jobs consents to",
         "create it there")
     CONSENT_MISSING = _ReasonRow("ConsentMissing", RECONCILING,
         "the connection names a Secret or ConfigMap for jobs that does not exist or lacks the "
@@ -527,8 +458,8 @@ class Reason(enum.StrEnum):
         "(`--replay-template`)",
         "upgrade the Helm release of the operator, which creates it")
     JOB_RIGHTS_MISSING = _ReasonRow("JobRightsMissing", RECONCILING,
-        "the ServiceAccount of replay jobs may not write the progress of Replays, or, for "
-        "Spark, create pods",
+        "the ServiceAccount of replay jobs may not write the progress of Replays, or, for Spark, "
+        "create pods",
         "add the namespace to `replay.namespaces` of the Helm chart, or bind a Role like [the "
         "chart's](rights.md#at-kubernetes)")
     SERVICE_ACCOUNT_NOT_FOUND = _ReasonRow("ServiceAccountNotFound", RECONCILING,
@@ -544,92 +475,77 @@ class Reason(enum.StrEnum):
         "[install the Spark operator](../howto/install.md#replays); the Replay starts within a "
         "minute then")
     APPLICATION_NOT_STARTED = _ReasonRow("ApplicationNotStarted", RECONCILING,
-        "the Job or SparkApplication has had no state for a minute: no Job controller runs, or "
-        "no Spark operator serves the namespace",
+        "the Job or SparkApplication has had no state for a minute: no Job controller runs, or no "
+        "Spark operator serves the namespace",
         "[configure a Spark operator for it](../howto/install.md#replays)")
     DRIVER_NOT_STARTED = _ReasonRow("DriverNotStarted", RECONCILING,
         "the driver does not run two minutes after its submission: its pod lacks a Secret, an "
         "image or a node with room. The message names the pod and, in the namespaces of "
         "`replay.namespaces`, the cause",
         "provide it, and the driver starts automatically; see `kubectl describe` of the pod for "
-        "more. After a change of the operator's settings delete the SparkApplication: the "
-        "operator creates it again",
-        requeue=Requeue.SLOW_BACKOFF)
+        "more. After a change of the operator's settings delete the SparkApplication: the operator "
+        "creates it again", requeue=Requeue.SLOW_BACKOFF)
     EXECUTORS_NOT_STARTED = _ReasonRow("ExecutorsNotStarted", RECONCILING,
         "the driver runs, but no executor has run for two minutes or longer: their pods lack an "
-        "image, a volume or a node with room, or a quota refuses them. The message names a pod "
-        "and the cause, in the namespaces of `replay.namespaces` only",
-        "provide it, and the Replay resumes automatically; if there is no pod, see the log of "
-        "the driver",
-        requeue=Requeue.SLOW_BACKOFF)
+        "image, a volume or a node with room, or a quota refuses them. The message names a pod and "
+        "the cause, in the namespaces of `replay.namespaces` only",
+        "provide it, and the Replay resumes automatically; if there is no pod, see the log of the "
+        "driver", requeue=Requeue.SLOW_BACKOFF)
     TOO_MANY_RUNS = _ReasonRow("TooManyRuns", RECONCILING,
         "as many Replays of the namespace run as [`limits.runs`](rights.md#limits) allow, or two "
         "Inspections",
-        "wait",
-        requeue=Requeue.ON_CHANGE)
+        "wait", requeue=Requeue.ON_CHANGE)
     REPLAY_IN_PROGRESS = _ReasonRow("ReplayInProgress", RECONCILING,
-        "another Replay of the same policy has priority",
-        "wait",
-        requeue=Requeue.ON_CHANGE)
+        "another Replay of the same policy has priority", "wait", requeue=Requeue.ON_CHANGE)
     IN_REVIEW = _ReasonRow("InReview", RECONCILING,
         "a Replay with `mode: Review` has shown its plan, and waits for a confirmation",
         "set `spec.mode` to `Run`, or `spec.cancel` to true", requeue=Requeue.ON_CHANGE)
     SUSPENDED = _ReasonRow("Suspended", RECONCILING,
         "`spec.suspend` is true: the Replay is not launched, or its run sends nothing",
-        "set it to false",
-        requeue=Requeue.ON_CHANGE)
+        "set it to false", requeue=Requeue.ON_CHANGE)
     APPROVAL_REQUIRED = _ReasonRow("ApprovalRequired", RECONCILING,
         "a Replay would move more messages than its RetryPolicy or connection allows [without "
         "approval](replays.md#approval)",
-        "read `status`, then create a [ReplayApproval](replays.md#approval), or cancel the "
-        "Replay",
+        "read `status`, then create a [ReplayApproval](replays.md#approval), or cancel the Replay",
         requeue=Requeue.ON_CHANGE)
     TARGET_FULL = _ReasonRow("TargetFull", RECONCILING,
         "the target topic that the message names is [over its backlog "
         "quota](../design/replay-runs.md#waiting-for-brokers-and-full-targets), and the broker "
         "accepts no more messages; the run waits",
-        "let its consumers catch up, or raise the quota: the run resumes automatically within "
-        "half a minute",
-        requeue=Requeue.ON_CHANGE)
+        "let its consumers catch up, or raise the quota: the run resumes automatically within half "
+        "a minute", requeue=Requeue.ON_CHANGE)
     SUBSCRIPTION_AWAITED = _ReasonRow("SubscriptionAwaited", RECONCILING,
         "the target of a running Replay, or one of its partitions, no longer has [a durable "
         "subscription](replays.md#target), and nothing is sent",
-        "create one: the run resumes within half a minute",
-        requeue=Requeue.ON_CHANGE)
+        "create one: the run resumes within half a minute", requeue=Requeue.ON_CHANGE)
     BATCH_MIXES_KEYS = _ReasonRow("BatchMixesKeys", STALLED,
-        "the Replay requests [batches](replays.md#batches) to the source topic, which the "
-        "policy's subscription reads by key",
+        "the Replay requests [batches](replays.md#batches) to the source topic, which the policy's "
+        "subscription reads by key",
         "create another Replay with `sending: Individual` or with target `Retry`")
     REPLAY_NOT_SAFE = _ReasonRow("ReplayNotSafe", STALLED,
-        "the RetryPolicy's [`replay.safety`](replays.md#safety) forbids "
-        "to handle its messages again, or requires `confirmations: [Reconciled]`",
+        "the RetryPolicy's [`replay.safety`](replays.md#safety) forbids to handle its messages "
+        "again, or requires `confirmations: [Reconciled]`",
         "create a dry run, or another Replay that confirms it")
     TARGET_NOT_ALLOWED = _ReasonRow("TargetNotAllowed", STALLED,
         "the [target](replays.md#target) of a Replay is outside the rules of its connection, no "
         "rule for it names the replay role, or it is a topic that redrive manages for a "
         "RetryPolicy",
-        "create another Replay, or add a rule for that topic and the replay role to "
-        "`spec.allow` of the BrokerConnection",
-        requeue=Requeue.SLOW_BACKOFF)
+        "create another Replay, or add a rule for that topic and the replay role to `spec.allow` "
+        "of the BrokerConnection", requeue=Requeue.SLOW_BACKOFF)
     TARGET_NOT_FOUND = _ReasonRow("TargetNotFound", STALLED,
-        "the target of a Replay does not exist",
-        "create it",
-        requeue=Requeue.SLOW_BACKOFF)
+        "the target of a Replay does not exist", "create it", requeue=Requeue.SLOW_BACKOFF)
     TARGET_NOT_SUBSCRIBED = _ReasonRow("TargetNotSubscribed", STALLED,
         "the target of a Replay, or one of its partitions, has no durable subscription of an "
         "application: moved messages would be lost",
-        "create one",
-        requeue=Requeue.SLOW_BACKOFF)
+        "create one", requeue=Requeue.SLOW_BACKOFF)
     TARGET_EVICTS = _ReasonRow("TargetEvicts", STALLED,
         "a backlog quota in force at the target of a Replay [drops messages "
         "unread](replays.md#target)",
-        "make the quota refuse messages instead",
-        requeue=Requeue.SLOW_BACKOFF)
+        "make the quota refuse messages instead", requeue=Requeue.SLOW_BACKOFF)
     TARGET_EXPIRES = _ReasonRow("TargetExpires", STALLED,
-        "messages of the target of a Replay [expire](replays.md#target) within the hour, or "
-        "before the run is over; also a warning Event where they expire within ten days",
-        "raise the TTL of the topic",
-        requeue=Requeue.SLOW_BACKOFF)
+        "messages of the target of a Replay [expire](replays.md#target) within the hour, or before "
+        "the run is over; also a warning Event where they expire within ten days",
+        "raise the TTL of the topic", requeue=Requeue.SLOW_BACKOFF)
     TARGET_DOES_NOT_DEDUPLICATE = _ReasonRow("TargetDoesNotDeduplicate", STALLED,
         "a Replay is to move messages exactly once, to a target that does not deduplicate",
         "switch deduplication on there, or create another Replay with `guarantee: AtLeastOnce`",
@@ -638,8 +554,8 @@ class Reason(enum.StrEnum):
         "a Job or SparkApplication with the name that the Replay needs has another owner",
         "delete it")
     DEADLINE_EXCEEDED = _ReasonRow("DeadlineExceeded", STALLED,
-        "a Replay has not ended two minutes after its `deadline`, and its job reports nothing; "
-        "a job that runs ends at the deadline (`ReplayFailed`)",
+        "a Replay has not ended two minutes after its `deadline`, and its job reports nothing; a "
+        "job that runs ends at the deadline (`ReplayFailed`)",
         "inspect its Job or SparkApplication and its pods, delete it, and create another Replay")
     MESSAGES_REFUSED = _ReasonRow("MessagesRefused", WARNING,
         "a Replay has ended, and [refused](replays.md#refused-messages) some of the dead letters "
@@ -658,56 +574,16 @@ class Reason(enum.StrEnum):
         "create another Replay for the remaining dead letters")
     STARTED_TOO_LATE = _ReasonRow("StartedTooLate", STALLED,
         "the Replay was not launched before its `startBefore`",
-        "create another Replay with a later `startBefore`, if its messages are still to be "
-        "moved")
+        "create another Replay with a later `startBefore`, if its messages are still to be moved")
     REPLAY_FAILED = _ReasonRow("ReplayFailed", STALLED,
-        "the Job or SparkApplication has failed permanently, or ended before its run; the "
-        "message has the error of the job, or the cause from the Spark operator, and the field "
-        "of the SparkApplication with the full text. Or the BrokerConnection of its launch no "
-        "longer permits the Replay",
-        "fix the cause and create another Replay: it continues after the messages that were "
-        "moved")
+        "the Job or SparkApplication has failed permanently, or ended before its run; the message "
+        "has the error of the job, or the cause from the Spark operator, and the field of the "
+        "SparkApplication with the full text. Or the BrokerConnection of its launch no longer "
+        "permits the Replay",
+        "fix the cause and create another Replay: it continues after the messages that were moved")
     # fmt: on
 
 
-class RedriveError(Exception):
-    """An error that a user or an administrator can fix.
-
-    Args:
-        problem: the problem, as a clause that names the field or the object.
-        got: the value that was found instead; left out if there is none. Never a secret.
-        remedy: the remedy, as an imperative.
-        reason: the reason, if it is not that of the class.
-
-    Attributes:
-        reason: the reason of the conditions that show it; not in `Reason` for errors of consumers
-            and jobs, which no condition shows.
-        names_object: whether the message names an object of the connection's namespace, though its
-            reason is not private.
-    """
-
-    reason: str = Reason.INTERNAL_ERROR
-    names_object: bool = False
-
-    def __init__(
-        self, problem: str, *, got: object = _NOTHING, remedy: str, reason: str | None = None
-    ) -> None:
-        value = "" if got is _NOTHING else f"; got {got!r}"
-        super().__init__(f"{problem}{value}; {remedy}")
-        if reason is not None:
-            self.reason = reason
-
-    @property
-    def private(self) -> bool:
-        """Return True if only objects of the connection's own namespace show the message."""
-        return self.names_object or (isinstance(self.reason, Reason) and self.reason.private)
-
-    @property
-    def stalls(self) -> bool:
-        """Return True if an object with this error needs a change by a user."""
-        return isinstance(self.reason, Reason) and self.reason.stalls
-
-    @property
-    def requeue(self) -> Requeue:
-        """Return the time at which an object with this error is reconciled again."""
-        return self.reason.requeue if isinstance(self.reason, Reason) else Requeue.BACKOFF
+def requeue_of(error: RedriveError) -> Requeue:
+    """Return the time at which an object with *error* is reconciled again."""
+    return error.requeue or Reason.of(error).requeue

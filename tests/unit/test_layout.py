@@ -15,9 +15,9 @@ SOURCES = tuple((ROOT / "operator" / "redrive").rglob("*.py"))
 MOST_FILES = 20
 MOST_LINES = 600
 BOUNDS = {
-    "error classes": 61,
+    "error classes": 60,
     "modules with one importer": 20,
-    "files above 600 lines": 4,
+    "files above 600 lines": 2,
 }
 """The last measurement. A change that lowers a figure lowers its bound."""
 _NO_CODE = {

@@ -46,10 +46,7 @@ class BrokerUnreachableError(AdminError):
 class BrokerDownError(BrokerUnreachableError):
     """The broker did not answer for some time; only probes are sent until one is answered."""
 
-    @property
-    def requeue(self) -> Requeue:
-        """Return the time of the next reconcile: after a successful probe."""
-        return Requeue.ON_CHANGE
+    requeue = Requeue.ON_CHANGE  # after a successful probe
 
 
 class AuthenticationFailedError(AdminError):

@@ -251,7 +251,7 @@ def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
 
 def failed(error: RedriveError) -> tuple[Condition, ...]:
     """Return the conditions for *error*, which keeps the object from being ready."""
-    return _not_ready(STALLED, error) if error.stalls else waiting(error)
+    return _not_ready(STALLED, error) if Reason.of(error).stalls else waiting(error)
 
 
 def is_new(body: Body) -> bool:

@@ -75,10 +75,6 @@ _MAX_NAMES = 3
 """Names tried in one call of `PartitionSender.send`."""
 
 
-class UnprovenError(pulsar.exceptions.PulsarException):  # type: ignore[misc]  # no types there
-    """The broker answers that it has a message, and does not know its sequence id."""
-
-
 def open_producer(
     client: pulsar.Client, topic: str, name: str, options: Mapping[str, Any]
 ) -> pulsar.Producer:
@@ -191,7 +187,7 @@ class PartitionSender:
                 self.in_doubt = False
                 return None
             self._rename()
-        raise UnprovenError(f"{_MAX_NAMES} receipts that prove nothing")
+        raise pulsar.exceptions.PulsarException(f"{_MAX_NAMES} receipts that prove nothing")
 
     def close(self) -> None:
         """Close the producer; the next send opens it again under its name."""

@@ -35,7 +35,7 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
-from redrive.reasons import Reason
+from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller.admission import (
     choose_template,
     namespace_of,
@@ -192,7 +192,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     except RedriveError as error:
         policy = ctx.policies.get(policy_key_of(inspection))
         error = error if policy is None else shown_to(policy, error)
-        shown, requeue = _explained(inspection, error, run), error.requeue
+        shown, requeue = _explained(inspection, error, run), requeue_of(error)
         if run is None and requeue is Requeue.BACKOFF:
             requeue = Requeue.SLOW_BACKOFF  # any number of Inspections may wait for one cause
     return requeue if await _publish(shown, ctx) else Requeue.BACKOFF

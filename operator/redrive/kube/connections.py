@@ -102,7 +102,8 @@ def shown_to(body: Body, error: RedriveError) -> RedriveError:
     Secrets and fields of a connection are visible in its own namespace only.
     """
     connection = connection_of(body)
-    if not error.private or connection.namespace == Key.of(body).namespace:
+    is_private = error.names_object or Reason.of(error).private
+    if not is_private or connection.namespace == Key.of(body).namespace:
         return error
     return type(error)(
         f"the BrokerConnection {connection} of another namespace cannot be used",

@@ -24,6 +24,7 @@ from redrive.kube.observability import (
     RECONCILES,
 )
 from redrive.kube.resources import Key
+from redrive.reasons import requeue_of
 
 MAX_CONCURRENT_RECONCILES = 60
 """Maximum concurrent reconciles of each partition."""
@@ -134,7 +135,8 @@ class Controller:
         except RedriveError as error:
             logger.warning("%s %s: %s", self._kind, key, error)
             self._count("error")
-            return Requeue.BACKOFF if error.requeue is Requeue.ON_CHANGE else error.requeue
+            requeue = requeue_of(error)
+            return Requeue.BACKOFF if requeue is Requeue.ON_CHANGE else requeue
         except Exception:
             logger.exception("%s %s: reconciling failed, will be retried", self._kind, key)
             self._count("error")

@@ -16,6 +16,6 @@ Reading order:
 - deletion: `finalize`;
 - BrokerConnections: `connection`;
 - drift and stalled policies: `poller`;
-- health of the topics: `health` and `health_checks`; start: `handlers`, which also computes which
-  policies a change affects.
+- health of the topics: `health`, `findings` and `health_checks`; start: `handlers`, which also
+  computes which policies a change affects.
 """

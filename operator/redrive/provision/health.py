@@ -38,17 +38,15 @@ from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
 from redrive.provision.claims import resolve
 from redrive.provision.desired import quotas_in_force
-from redrive.provision.health_checks import (
+from redrive.provision.findings import (
     BACKLOG_CHANGED_AFTER,
-    REASONS,
-    THRESHOLDS,
     Findings,
     Reading,
-    Thresholds,
     figures_patch,
     is_backlog_worth_writing,
     read_backlog,
 )
+from redrive.provision.health_checks import REASONS, THRESHOLDS, Thresholds
 from redrive.provision.metrics import TopicMetrics
 from redrive.provision.poller import RateLimit, RateLimits
 from redrive.provision.request import Request

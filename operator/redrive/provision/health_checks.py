@@ -1,36 +1,25 @@
 """Health checks over the topic statistics of a policy; pure.
 
-`Findings.of` combines the latest reading with earlier findings and runs `CHECKS`. A published
-warning keeps its message while its check still fails: new figures at each reading would be an Event
-each time.
+`findings` reads their input from the statistics. A published warning keeps its message while its
+check still fails: new figures at each reading would be an Event each time.
 
-`Deliveries` counts first deliveries and retries in a sliding window. `is_backlog_worth_writing`
-limits the writes of `status.backlog`.
+`Deliveries` counts first deliveries and retries in a sliding window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
-
-from pydantic import ValidationError
 
 from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
 from redrive.api.conditions import StatusWarning
-from redrive.api.retrypolicy import Backlog, BlockedKey
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 
-Subscriptions = Mapping[str, SubscriptionStats]
-
-
 _SHOWN = 5
 _CAUSE = 128
-_HOUR_SECONDS = 3_600.0
-_PARTS = 60
 
 
 @dataclass(frozen=True)
@@ -424,249 +413,3 @@ def _since(before: int | None, now: int | None) -> int:
     if before is None or now is None or now < before:
         return 0
     return now - before
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Statistics of a policy's three topics.
-
-    Attributes:
-        begun: the moment before the first topic was read.
-        seconds: the same moment of a monotonic clock.
-        requested: True if the reading was requested, possibly just after another.
-        dead_letter: empty if the policy discards.
-        quota: see `CheckInput`.
-        persistence: see `CheckInput`.
-        acknowledged: see `CheckInput`.
-        outages: see `CheckInput`.
-        refusing: see `CheckInput`.
-        blocked_keys: keys that consumers publish as blocked.
-        published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
-    """
-
-    policy: Policy
-    begun: datetime
-    seconds: float
-    requested: bool
-    quota: int | None
-    source: Subscriptions
-    retry: Subscriptions
-    dead_letter: Subscriptions
-    persistence: AckPersistence = BY_DEFAULT
-    acknowledged: int = 0
-    outages: tuple[str, ...] = ()
-    refusing: tuple[str, ...] = ()
-    blocked_keys: tuple[BlockedKey, ...] = ()
-    published: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def subscriptions(self) -> tuple[SubscriptionStats | None, SubscriptionStats | None]:
-        """Return the policy's subscription on the source topic and on the retry topic."""
-        name = self.policy.subscription
-        return self.source.get(name), self.retry.get(name)
-
-    @property
-    def shows_stranded(self) -> bool:
-        """Return True if unacknowledged messages belong to no connected consumer."""
-        return any(stats is not None and stats.stranded > 0 for stats in self.subscriptions)
-
-    @property
-    def dead_letter_bytes(self) -> int:
-        """Return the bytes of dead letters in the partition that has most."""
-        stats = self.dead_letter.get(self.policy.dead_letter_subscription)
-        return 0 if stats is None else stats.bytes
-
-    @property
-    def backlog(self) -> Backlog:
-        """Return the backlog of the policy's own subscriptions."""
-        return backlog_of(
-            self.retry.get(self.policy.subscription),
-            self.dead_letter.get(self.policy.dead_letter_subscription),
-            discards=not self.policy.dead_letters,
-            now=self.begun,
-        )
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Result of all readings of one policy.
-
-    Attributes:
-        unconsumed: see `CheckInput`; of the latest reading.
-        stranded_readings: see `CheckInput`.
-        dead_letters: messages stored in the dead-letter topic since the reading before.
-        published: latest known count of each partition, see `Reading`.
-        recent: readings of the last hour with new dead letters: time and number.
-    """
-
-    deliveries: Deliveries
-    unconsumed: bool
-    warnings: tuple[StatusWarning, ...]
-    stranded_readings: int = 0
-    dead_letters: int = 0
-    published: Mapping[str, int] = field(default_factory=dict)
-    recent: tuple[tuple[float, int], ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        reading: Reading,
-        before: Findings | None,
-        published: Iterable[StatusWarning],
-        limits: Thresholds,
-    ) -> Findings:
-        """Return the findings after *reading*.
-
-        Args:
-            reading: the latest one.
-            before: the findings so far; None before the first reading.
-            published: current warnings of the policy.
-            limits: thresholds of the checks.
-        """
-        source, retry = reading.subscriptions
-        counters = [None if stats is None else stats.delivered for stats in (source, retry)]
-        window = (
-            Deliveries.begin(reading.seconds, *counters)
-            if before is None
-            else before.deliveries.seen(reading.seconds, *counters)
-        )
-        readings = 0 if before is None else before.stranded_readings
-        facts = CheckInput(
-            policy=reading.policy,
-            source=source,
-            retry=reading.retry,
-            dead_letter=reading.dead_letter,
-            deliveries=window,
-            # A requested reading may follow another at once: too early to confirm.
-            unconsumed_before=before is not None and before.unconsumed and not reading.requested,
-            published={warning.reason: warning for warning in published},
-            now=reading.begun,
-            quota=reading.quota,
-            persistence=reading.persistence,
-            acknowledged=reading.acknowledged,
-            outages=reading.outages,
-            refusing=reading.refusing,
-            # A requested reading may follow another at once, so it does not count.
-            stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
-        )
-        stored = {} if before is None else before.published
-        dead_letters = stored_since(stored, reading.published)
-        recent = [] if before is None else [*before.recent, (reading.seconds, dead_letters)]
-        return cls(
-            window,
-            facts.unconsumed,
-            check(facts, limits),
-            facts.stranded_readings,
-            dead_letters,
-            {**stored, **reading.published},  # an answer may lack a partition
-            tuple((at, n) for at, n in recent if n and at > reading.seconds - _HOUR_SECONDS),
-        )
-
-    @property
-    def last_hour(self) -> int:
-        """Return the number of dead letters that were stored in the last hour."""
-        return sum(number for _, number in self.recent)
-
-    def resumed(self, reading: Reading, written: Backlog | None) -> Findings:
-        """Return the findings with the last hour as another operator has written it.
-
-        The times within that hour are unknown, so the dead letters are divided equally over it:
-        they expire from now on, even if operators restart more often than each hour.
-        """
-        if written is None or written.observed_time is None or not written.dead_letters_last_hour:
-            return self
-        age = (reading.begun - written.observed_time).total_seconds()
-        begin = reading.seconds - age - _HOUR_SECONDS
-        counts = [written.dead_letters_last_hour * part // _PARTS for part in range(_PARTS + 1)]
-        recent = [
-            (begin + _HOUR_SECONDS * part / _PARTS, counts[part] - counts[part - 1])
-            for part in range(1, _PARTS + 1)
-        ]
-        start = reading.seconds - _HOUR_SECONDS
-        return replace(self, recent=tuple((at, n) for at, n in recent if n and at > start))
-
-
-def stored_since(before: Mapping[str, int], now: Mapping[str, int]) -> int:
-    """Return the number of messages stored between two readings of a topic.
-
-    The first count of a partition counts nothing. A lower count started at 0, when the broker
-    loaded the partition: messages stored just before that are not counted.
-    """
-    steps = ((before[part], count) for part, count in now.items() if part in before)
-    return sum(count - earlier if count >= earlier else count for earlier, count in steps)
-
-
-BACKLOG_SHARE = 0.1
-"""A count that changed by more than this share is written at once."""
-BACKLOG_CHANGED_AFTER = timedelta(minutes=10)
-"""A smaller change is written once the written value has this age."""
-BACKLOG_UNCHANGED_AFTER = timedelta(hours=1)
-"""Unchanged figures are written again at this age, as a confirmation."""
-
-
-def backlog_of(
-    retry: SubscriptionStats | None,
-    dead_letter: SubscriptionStats | None,
-    *,
-    discards: bool,
-    now: datetime,
-) -> Backlog:
-    """Return the backlog of the policy's own subscriptions; a missing one counts as 0.
-
-    Args:
-        retry: subscription of the policy on its retry topic.
-        dead_letter: subscription on its dead-letter topic.
-        discards: True if the policy has no dead-letter topic.
-        now: time of the reading.
-    """
-    dead = None if discards else dead_letter
-    oldest = None if dead is None else dead.oldest
-    return Backlog(
-        retry=0 if retry is None else retry.backlog,
-        retry_due=0 if retry is None else retry.due,
-        dead_letter=None if discards else 0 if dead is None else dead.backlog,
-        # In whole seconds, as it is written: otherwise each poll would see a change.
-        oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),
-        observed_time=now.replace(microsecond=0),
-    )
-
-
-def is_backlog_worth_writing(written: Backlog | None, current: Backlog) -> bool:
-    """Return True if *current* should replace *written* in the status.
-
-    A start, an end or a large change is written at once, a small change every ten minutes, and
-    unchanged figures hourly. Otherwise a thousand policies would be a thousand writes a minute.
-    """
-    if written is None or written.observed_time is None or current.observed_time is None:
-        return True
-    age = current.observed_time - written.observed_time
-    if written == current.model_copy(update={"observed_time": written.observed_time}):
-        return age >= BACKLOG_UNCHANGED_AFTER
-    return (
-        age >= BACKLOG_CHANGED_AFTER
-        or _moved(written.retry, current.retry)
-        or _moved(written.dead_letter, current.dead_letter)
-    )
-
-
-def read_backlog(status: Mapping[str, Any]) -> Backlog | None:
-    """Return the backlog in a policy's *status*; None if it is missing or cannot be read."""
-    written = status.get("backlog")
-    try:
-        return None if written is None else Backlog.model_validate(written)
-    except ValidationError:
-        return None
-
-
-def figures_patch(backlog: Backlog, blocked_keys: Sequence[BlockedKey]) -> dict[str, Any]:
-    """Return the merge patch of a status; None values remove their fields."""
-    return {
-        "backlog": backlog.model_dump(mode="json", by_alias=True),
-        "blockedKeys": [key.to_manifest() for key in blocked_keys] or None,
-    }
-
-
-def _moved(before: int | None, now: int | None) -> bool:
-    if before is None or now is None:
-        return before is not now
-    return bool(before) != bool(now) or abs(now - before) > BACKLOG_SHARE * before

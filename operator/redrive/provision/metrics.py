@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from redrive.kube.observability import POLICY_LABELS
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
-from redrive.provision.health_checks import Findings, Reading
+from redrive.provision.findings import Findings, Reading
 
 REPAIRS = Counter(
     "redrive_drift_repairs_total",

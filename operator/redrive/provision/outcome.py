@@ -38,7 +38,7 @@ from redrive.kube.resources import DEAD_LETTER_NOW, IGNORE_OUTAGES_UNTIL, PAUSE,
 from redrive.kube.status import Publisher, add_finalizer
 from redrive.provision.actions import Action
 from redrive.provision.request import ContestedError
-from redrive.reasons import Reason
+from redrive.reasons import Reason, requeue_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Outcome:
     def failed(cls, error: RedriveError) -> Outcome:
         """Return the result for *error*, which keeps the object from being ready."""
         fields = {"blockedBy": error.shown_rival} if isinstance(error, ContestedError) else {}
-        return cls(failed(error), fields, requeue=error.requeue, error=error)
+        return cls(failed(error), fields, requeue=requeue_of(error), error=error)
 
     def of_gone(self) -> Outcome:
         """Return this for a deleted object: only Events can be published."""

@@ -32,7 +32,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from redrive import errors
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError, BrokerUnreachableError
 from redrive.admin.model import NamespaceState
@@ -353,7 +352,7 @@ class NamespaceFacts:
         except AdminError as error:
             logger.info("namespace facts of %s: %s", name, error)
             # A permanent error is for the status of each policy; others may be over soon.
-            is_permanent = error.stalls or isinstance(error, AdminNotFoundError)
+            is_permanent = Reason.of(error).stalls or isinstance(error, AdminNotFoundError)
             return [request.key for request, _ in policies] if is_permanent else []
         drifted = []
         for request, body in policies:
@@ -416,7 +415,7 @@ async def _admin(body: Body, ctx: Context) -> Admin:
 
 
 CHECKS: Mapping[str, tuple[Read, Checks[Evidence]]] = {
-    errors.OwnerConflictError.reason: (_owners, Checks(topic_has_another_owner)),
+    Reason.OWNER_CONFLICT: (_owners, Checks(topic_has_another_owner)),
     Reason.BROKER_CHANGED: (_owners, Checks(topics_are_elsewhere)),
     Reason.CHAINED_POLICY: (_source, Checks(source_is_of_redrive)),
     Reason.TOPIC_EXISTS: (_owners, Checks(topic_is_not_redrives)),

@@ -193,7 +193,7 @@ async def test_invalid_admin_url_is_refused_and_shown(url: str) -> None:
         with raises(Reason.ADMIN_URL_INVALID) as caught:
             await Admin(http, url, Access.bearer("the-token")).clusters()
     assert f"got {url!r}; correct its host and port" in str(caught.value)
-    assert caught.value.stalls
+    assert Reason.of(caught.value).stalls
 
 
 async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:

@@ -104,7 +104,7 @@ def test_errors_are_shown_where_their_reason_is() -> None:
     )
     assert stalled == {reason for reason in Reason if reason.shown is Shown.STALLED}
     assert Reason.INTERNAL_ERROR in waited
-    assert all(reason.error("a", remedy="b").requeue is reason.requeue for reason in Reason)
+    assert all(Reason.of(reason.error("a", remedy="b")) is reason for reason in Reason)
 
 
 def test_every_warning_condition_is_documented() -> None:

@@ -32,7 +32,7 @@ from redrive.kube.connections import (
 )
 from redrive.kube.credentials import Material
 from redrive.kube.resources import Key, Resource
-from redrive.reasons import Reason
+from redrive.reasons import Reason, requeue_of
 from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reasons import raises
@@ -239,22 +239,17 @@ async def test_breaker_metric_ends_with_its_connection(
 def test_private_errors_are_shown_in_own_namespace_only(
     error: RedriveError,
 ) -> None:
-    def policy(namespace: str) -> dict[str, Any]:
-        reference = {"name": "main", "namespace": "shop"}
-        metadata = {"namespace": namespace, "name": "orders"}
-        return {"metadata": metadata, "spec": {"connectionRef": reference}}
-
-    assert shown_to(policy("shop"), error) is error
-    shown = shown_to(policy("other"), error)
+    assert shown_to(policy_in("shop"), error) is error
+    shown = shown_to(policy_in("other"), error)
     assert type(shown) is type(error)
-    assert (shown.reason, shown.requeue) == (error.reason, error.requeue)
+    assert (shown.reason, requeue_of(shown)) == (error.reason, requeue_of(error))
     assert str(shown) == (
         "the BrokerConnection shop/main of another namespace cannot be used; "
         f"got '{error.reason}'; its conditions show the cause; this resumes automatically once it "
         "is fixed"
     )
     harmless = Reason.NAMESPACE_NOT_ALLOWED.error("no", remedy="ask")
-    assert shown_to(policy("other"), harmless) is harmless
+    assert shown_to(policy_in("other"), harmless) is harmless
 
 
 async def test_refused_read_of_secret_is_private() -> None:
@@ -266,8 +261,16 @@ async def test_refused_read_of_secret_is_private() -> None:
     api.before = refuse
     with pytest.raises(ForbiddenError) as refused:
         await api.read_secret_key(Key("shop", "pulsar-admin"), "token")
-    assert refused.value.private
-    assert not ForbiddenError("may not", remedy="grant it").private
+    body, harmless = policy_in("other"), ForbiddenError("may not", remedy="grant it")
+    assert shown_to(body, refused.value) is not refused.value
+    assert shown_to(body, harmless) is harmless
+
+
+def policy_in(namespace: str) -> dict[str, Any]:
+    """Return a policy of the connection shop/main."""
+    reference = {"name": "main", "namespace": "shop"}
+    metadata = {"namespace": namespace, "name": "orders"}
+    return {"metadata": metadata, "spec": {"connectionRef": reference}}
 
 
 def set_labels(api: FakeKubernetes, **labels: str) -> None:

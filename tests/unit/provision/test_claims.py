@@ -416,7 +416,7 @@ class Rivals:
             body["status"] = provisioned()
             return
         outcome = Outcome.failed(error)
-        kind = "Stalled" if error.stalls else "Reconciling"
+        kind = "Stalled" if Reason.of(error).stalls else "Reconciling"
         shown = [condition(kind, error.reason)]
         body["status"] = {**body.get("status", {}), **outcome.fields, "conditions": shown}
 

@@ -16,23 +16,25 @@ from redrive.api.retrypolicy import Backlog
 from redrive.policy import naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import Scheme, TopicName
-from redrive.provision.health_checks import (
+from redrive.provision.findings import (
     BACKLOG_CHANGED_AFTER,
     BACKLOG_UNCHANGED_AFTER,
+    Findings,
+    Reading,
+    backlog_of,
+    figures_patch,
+    is_backlog_worth_writing,
+    read_backlog,
+    stored_since,
+)
+from redrive.provision.health_checks import (
     CHECKS,
     REASONS,
     THRESHOLDS,
     WINDOW_SECONDS,
     CheckInput,
     Deliveries,
-    Findings,
-    Reading,
-    backlog_of,
     check,
-    figures_patch,
-    is_backlog_worth_writing,
-    read_backlog,
-    stored_since,
 )
 
 TOPIC = TopicName("shop", "prod", "orders")

@@ -44,7 +44,7 @@ from redrive.provision.outcome import describe_changes, observed_conditions, pau
 from redrive.provision.poller import CALLS_PER_RECONCILE
 from redrive.provision.reconciler import Converged, OrphanedPolicies, PolicyReconciler, converge
 from redrive.provision.request import ContestedError
-from redrive.reasons import Reason
+from redrive.reasons import Reason, requeue_of
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
 from tests.support.reasons import raises
@@ -416,7 +416,7 @@ async def test_single_server_failure_keeps_settled_policy_ready(  # noqa: PLR091
     lost = OrphanedPolicies(ctx.policies, ctx.clock)
     policies = PolicyReconciler(ctx, conflicts, NOTHING, lost)
     again = await policies.reconcile(Key.of(body), failures=failures)
-    assert again is error.requeue
+    assert again is requeue_of(error)
     (written,) = ctx.kubernetes.objects[POLICIES].values()
     assert [c["status"] for c in written["status"]["conditions"] if c["type"] == "Ready"] == [ready]
 

@@ -214,7 +214,7 @@ async def _requeue_stopped(replay: Body, error: RedriveError, ctx: Context) -> R
 
     A Replay that blocks no others gives its rights back: any number of them may wait.
     """
-    is_dormant = error.stalls or error.reason is Reason.SUSPENDED
+    is_dormant = Reason.of(error).stalls or error.reason is Reason.SUSPENDED
     if is_dormant and not await rights.release_waiting(_current(replay, ctx), ctx):
         return Requeue.BACKOFF
     return requeue_after_error(error, replay, runs=find_application(replay, ctx) is not None)

@@ -21,7 +21,7 @@ from redrive.api.replay_status import FINAL, Phase, ReplayRun, ReplayStatus, Run
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.policy.values import parse_duration
-from redrive.reasons import Reason
+from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller.admission import is_dry_run
 from redrive.replay.controller.spark_operators import SparkRun, launched_at, was_launched
 
@@ -261,10 +261,11 @@ def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
 
 def requeue_after_error(error: RedriveError, replay: Body, *, runs: bool) -> Requeue:
     """Return the requeue time of a Replay that *error* stops; *runs* if it has an application."""
-    if error.requeue is Requeue.BACKOFF and is_dry_run(replay) and not runs:
+    requeue = requeue_of(error)
+    if requeue is Requeue.BACKOFF and is_dry_run(replay) and not runs:
         return Requeue.SLOW_BACKOFF  # any number of plans may wait for one cause
-    if error.requeue is not Requeue.ON_CHANGE or error.reason in _FINAL_REASONS:
-        return error.requeue
+    if requeue is not Requeue.ON_CHANGE or error.reason in _FINAL_REASONS:
+        return requeue
     if not was_launched(replay):
         return Requeue.SLOW_BACKOFF if "startBefore" in replay["spec"] else Requeue.ON_CHANGE
     return next_requeue(replay, Phase.RUNNING)  # the deadline applies even if no job runs

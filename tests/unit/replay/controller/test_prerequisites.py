@@ -25,7 +25,7 @@ from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, UnavailableError
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Key, Resource
-from redrive.reasons import Reason
+from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller import launch
 from redrive.replay.controller.prerequisites import (
     MAX_REASON,
@@ -165,7 +165,7 @@ async def test_target_without_deduplication_is_refused(broker: FakeBroker) -> No
         await prepare(broker, target={"type": "Source"})
     assert f"set-deduplication-status --enable {NAMESPACE}/orders" in str(refused.value)
     assert "guarantee: AtLeastOnce" in str(refused.value)
-    assert refused.value.requeue is Requeue.SLOW_BACKOFF
+    assert requeue_of(refused.value) is Requeue.SLOW_BACKOFF
     assert rights(broker, "orders") == {}
     await prepare(broker, target={"type": "Source"}, guarantee="AtLeastOnce")
     assert rights(broker, "orders") == {"replayer": ["consume", "produce"]}

@@ -407,7 +407,7 @@ def test_missing_spark_operator_is_waited_for() -> None:
     context = context_with(KUBEFLOW, APACHE, missing=(KUBEFLOW, APACHE))
     with raises(Reason.SPARK_OPERATOR_NOT_FOUND, match=r"spark\.apache\.org") as refusal:
         choose_operator(context)
-    assert not refusal.value.stalls
+    assert not Reason.of(refusal.value).stalls
 
 
 def test_disabled_spark_operator_is_never_used() -> None:
