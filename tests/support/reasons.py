@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redrive.reasons import RedriveError
+from redrive.errors import RedriveError
 
 
 def raises(reason: str, match: str | None = None) -> pytest.RaisesExc[RedriveError]:

@@ -17,7 +17,7 @@ MOST_LINES = 600
 BOUNDS = {
     "error classes": 60,
     "modules with one importer": 20,
-    "files above 600 lines": 2,
+    "files above 600 lines": 0,
 }
 """The last measurement. A change that lowers a figure lowers its bound."""
 _NO_CODE = {

@@ -21,7 +21,7 @@ from redrive.admin.errors import (
     AuthenticationFailedError,
     UnsupportedError,
 )
-from redrive.admin.granting import CachedRead, Granter, Granting, Permissions
+from redrive.admin.granting import CachedRead, CachedReads, Granter, Granting, Permissions
 from redrive.admin.guards import Breaker
 from redrive.admin.http import (
     CALLS_AT_A_TIME,
@@ -37,20 +37,22 @@ from redrive.admin.http import (
     subscription_path,
     topic_path,
 )
-from redrive.admin.model import (
+from redrive.admin.internal_stats import (
     AckPersistence,
+    acknowledged_behind,
+    read_internal_stats,
+)
+from redrive.admin.model import (
     NamespaceState,
     Schema,
     TopicMetadata,
     TopicStats,
     TopicSubscriptions,
     TopicUsage,
-    acknowledged_behind,
     bounded,
     combine_partitions,
     name_set,
     read_flag,
-    read_internal_stats,
     read_metadata,
     read_names,
     read_namespace_policies,
@@ -76,10 +78,37 @@ from redrive.admin.policies import (
 from redrive.policy.naming import TopicName
 
 T = TypeVar("T")
+Parser = Callable[[Mapping[str, Any]], T]
+"""Parses statistics of one partition, or of a topic without partitions."""
 
 
-class Calls:
-    """Calls to one broker; see `Admin` for the arguments."""
+_WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
+_EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+_NAMES_ONLY = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
+PROBE_TIMEOUT_SECONDS = 10.0
+"""Time-out of a probe: the next probe detects a broker that is available again."""
+VERSION_SECONDS = 60.0
+"""Maximum age of the cached release of a broker."""
+CONFIGURATION_SECONDS = 3_600.0
+"""Maximum age of the cached configuration of a broker; a restart changes it."""
+
+
+class Admin:
+    """Client of one broker, acting as the role of its credentials.
+
+    Reads of a namespace and grants in it are batched: concurrent callers share one call. So they
+    must share the client.
+
+    Each call about a topic raises `AdminNotFoundError` if the topic does not exist, or if
+    *partitioned* is wrong.
+
+    Args:
+        http: sends the calls.
+        admin_url: URL of the broker's admin API.
+        credentials: credentials of the role.
+        breaker: fails calls at once while the broker does not answer; None allows all.
+        namespace: namespace of the connection, which has a share of all calls.
+    """
 
     def __init__(
         self,
@@ -95,6 +124,11 @@ class Calls:
         self._admin_url = admin_url
         self._credentials = credentials
         self._slots = CallSlots(CALLS_AT_A_TIME, namespace)
+        self._version = CachedRead(self._read_version)
+        self._configuration = CachedRead(self._read_configuration)
+        self._tenants = CachedReads(self._namespaces_of)
+        self._namespaces = CachedReads(self._read_namespace)
+        self._grantings: dict[str, Granting] = {}
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
         """Return True if this client calls that broker with those credentials."""
@@ -125,21 +159,8 @@ class Calls:
 
         return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))
 
-
-_WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
-_EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
-_NAMES_ONLY = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
-
-
-class TopicCalls(Calls):
-    """Calls about one topic."""
-
     async def partitions(self, topic: TopicName) -> int:
-        """Return the number of partitions of a topic; 0 if it is not partitioned.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist.
-        """
+        """Return the number of partitions of a topic; 0 if it is not partitioned."""
         path = f"{topic_path(topic)}/partitions"
         return await self._get(f"read the partitions of {topic}", path, read_partitions)
 
@@ -149,9 +170,6 @@ class TopicCalls(Calls):
         Args:
             topic: the topic.
             partitioned: True if it is partitioned; otherwise only its properties are read.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist.
         """
         # The first call has all metadata of a partitioned topic, and none of any other.
         path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
@@ -197,50 +215,33 @@ class TopicCalls(Calls):
         )
 
     async def deduplicates(self, topic: TopicName) -> bool:
-        """Return True if the broker deduplicates messages of *topic*, by any setting.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist.
-        """
+        """Return True if the broker deduplicates messages of *topic*, by any setting."""
         path = f"{topic_path(topic)}/deduplicationEnabled?applied=true"
         does = f"read deduplication of {topic}"
         return await self._get(does, path, read_flag)
 
     async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
-        """Return the names of a topic's subscriptions, in one call unless a partition is missing.
-
-        Raises:
-            AdminNotFoundError: as for `stats`.
-        """
+        """Return the subscriptions of a topic, in one call unless a partition is missing."""
         does = f"read the subscriptions of {topic}"
         if not partitioned:
             path = f"{topic_path(topic)}/subscriptions"
             return TopicSubscriptions((await self._get(does, path, name_set),))
-        return TopicSubscriptions(await self._partition_stats(does, topic, _NAMES_ONLY, read_names))
+        return TopicSubscriptions(await self._stats(does, topic, _NAMES_ONLY, read_names))
 
     async def receivers(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
         """Return the names of the subscriptions that retain messages of a topic for consumers.
 
         These are the durable ones, except Pulsar's own, such as `__compaction`. The call needs any
         permission on the topic.
-
-        Raises:
-            AdminNotFoundError: as for `stats`.
         """
         does = f"read the subscriptions of {topic}"
-        if partitioned:
-            parts = await self._partition_stats(does, topic, _NAMES_ONLY, read_receivers)
-            return TopicSubscriptions(parts)
-        path = f"{topic_path(topic)}/stats?{_NAMES_ONLY}"
-        return TopicSubscriptions((await self._get(does, path, read_receivers, LONG_ANSWER),))
+        parts = self._stats(does, topic, _NAMES_ONLY, read_receivers, partitioned=partitioned)
+        return TopicSubscriptions(await parts)
 
     async def ttl_in_force(self, topic: TopicName) -> int:
         """Return the seconds after which unread messages of a topic expire; 0 means never.
 
         The value of the topic, its namespace or the broker applies.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist.
         """
         path = f"{topic_path(topic)}/messageTTL?applied=true"
         does = f"read the TTL of {topic}"
@@ -285,9 +286,6 @@ class TopicCalls(Calls):
             partitioned: True if it is partitioned; a broker has two calls.
             oldest: True reads the oldest message and the bytes of each backlog, too; the broker
                 reads a message for that.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist, or *partitioned* is wrong.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
@@ -299,50 +297,43 @@ class TopicCalls(Calls):
 
         Of a partitioned topic it is the maximum of a partition. The answer lists all ranges, so it
         may be long.
-
-        Raises:
-            AdminNotFoundError: as for `stats`.
         """
 
-        def read(answer: Mapping[str, Any]) -> int:
-            parts = answer["partitions"].values() if partitioned else [answer]
-            return max((acknowledged_behind(part, subscription) for part in parts), default=0)
+        def read(part: Mapping[str, Any]) -> int:
+            return acknowledged_behind(part, subscription)
 
-        kind = "partitioned-internalStats" if partitioned else "internalStats"
-        does, path = f"read acknowledgements of {topic}", f"{topic_path(topic)}/{kind}"
-        return await self._get(does, path, read, LONG_ANSWER)
+        does = f"read acknowledgements of {topic}"
+        return max(await self._internals(does, topic, read, partitioned=partitioned), default=0)
 
     async def is_terminated(self, topic: TopicName, *, partitioned: bool) -> bool:
-        """Return True if a topic, or one of its partitions, accepts no more messages.
+        """Return True if a topic, or one of its partitions, accepts no more messages."""
 
-        Raises:
-            AdminNotFoundError: as for `stats`.
-        """
+        def read(part: Mapping[str, Any]) -> bool:
+            return bool(part["state"] == "Terminated")
 
-        def read(answer: Mapping[str, Any]) -> bool:
+        does = f"read the state of {topic}"
+        return any(await self._internals(does, topic, read, partitioned=partitioned))
+
+    async def _internals(
+        self, does: str, topic: TopicName, read: Parser[T], *, partitioned: bool
+    ) -> list[T]:
+        """Read the internal statistics of a topic, or of each of its partitions."""
+
+        def read_all(answer: Mapping[str, Any]) -> list[T]:
             parts = answer["partitions"].values() if partitioned else [answer]
-            return any(part["state"] == "Terminated" for part in parts)
+            return [read(part) for part in parts]
 
         kind = "partitioned-internalStats" if partitioned else "internalStats"
-        does, path = f"read the state of {topic}", f"{topic_path(topic)}/{kind}"
-        return await self._get(does, path, read, LONG_ANSWER)
+        return await self._get(does, f"{topic_path(topic)}/{kind}", read_all, LONG_ANSWER)
 
     async def producers(self, topic: TopicName, *, partitioned: bool) -> list[Mapping[str, str]]:
-        """Return the metadata of each producer of a topic and of its partitions.
-
-        Raises:
-            AdminNotFoundError: as for `stats`.
-        """
+        """Return the metadata of each producer of a topic and of its partitions."""
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         path = f"{topic_path(topic)}/{kind}&excludeConsumers=true"
         return await self._get(f"read the producers of {topic}", path, read_producers, LONG_ANSWER)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
-        """Return the clients of a topic, and the exact backlogs of its subscriptions.
-
-        Raises:
-            AdminNotFoundError: as for `stats`.
-        """
+        """Return the clients of a topic, and the exact backlogs of its subscriptions."""
         does = f"read the use of {topic}"
         # An imprecise count may be 0 although messages remain.
         query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
@@ -350,16 +341,15 @@ class TopicCalls(Calls):
         def read(part: Mapping[str, Any]) -> TopicUsage:
             return read_usage(part, subscription)
 
-        if not partitioned:
-            path = f"{topic_path(topic)}/stats?{query}"
-            return await self._get(does, path, read, LONG_ANSWER)
-        parts = await self._partition_stats(does, topic, query, read)
+        parts = await self._stats(does, topic, query, read, partitioned=partitioned)
         return combine_partitions(part for part in parts if part is not None)
 
-    async def _partition_stats(
-        self, does: str, topic: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
+    async def _stats(
+        self, does: str, topic: TopicName, query: str, read: Parser[T], *, partitioned: bool = True
     ) -> tuple[T | None, ...]:
-        """Read the statistics of each partition, in order; None stands for a missing partition."""
+        """Read the statistics of a topic, or of each partition in order; None if it is missing."""
+        if not partitioned:
+            return (await self._get(does, f"{topic_path(topic)}/stats?{query}", read, LONG_ANSWER),)
 
         def read_all(answer: Mapping[str, Any]) -> list[T | None]:
             parts, count = answer["partitions"], read_partitions(answer["metadata"])
@@ -454,45 +444,6 @@ class TopicCalls(Calls):
         path = subscription_path(topic, name)
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
-
-PROBE_TIMEOUT_SECONDS = 10.0
-"""Time-out of a probe: the next probe detects a broker that is available again."""
-VERSION_SECONDS = 60.0
-"""Maximum age of the cached release of a broker."""
-CONFIGURATION_SECONDS = 3_600.0
-"""Maximum age of the cached configuration of a broker; a restart changes it."""
-
-
-class Admin(TopicCalls):
-    """Client of one broker, acting as the role of its credentials.
-
-    Reads of a namespace and grants in it are batched: concurrent callers share one call. So they
-    must share the client.
-
-    Args:
-        http: sends the calls.
-        admin_url: URL of the broker's admin API.
-        credentials: credentials of the role.
-        breaker: fails calls at once while the broker does not answer; None allows all.
-        namespace: namespace of the connection, which has a share of all calls.
-    """
-
-    def __init__(
-        self,
-        http: Http,
-        admin_url: str,
-        credentials: Credentials,
-        breaker: Breaker | None = None,
-        *,
-        namespace: str = "",
-    ) -> None:
-        super().__init__(http, admin_url, credentials, breaker, namespace=namespace)
-        self._version = CachedRead(self._read_version)
-        self._configuration = CachedRead(self._read_configuration)
-        self._tenants: dict[str, CachedRead[frozenset[str]]] = {}
-        self._namespaces: dict[str, CachedRead[NamespaceState]] = {}
-        self._grantings: dict[str, Granting] = {}
-
     async def clusters(self) -> frozenset[str]:
         """Return the names of the broker's clusters, which any role may read.
 
@@ -549,9 +500,6 @@ class Admin(TopicCalls):
 
         Only super-users can read the default; for others it is left out. A read of the topic's
         quotas with `applied=true` would make the broker write the default into the namespace.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist.
         """
         own = await self.topic_policy(topic, KeepsBacklog())
         inherited = (await self.namespace(topic.namespace_name)).backlog_quotas
@@ -577,10 +525,8 @@ class Admin(TopicCalls):
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Return True if a tenant exists, or existed at most *max_age* seconds ago."""
-        if tenant not in self._tenants:
-            self._tenants[tenant] = CachedRead(lambda: self._namespaces_of(tenant))
         try:
-            await self._tenants[tenant].get(max_age=max_age)
+            await self._tenants.get(tenant, max_age=max_age)
         except AdminNotFoundError:
             return False
         return True
@@ -594,9 +540,7 @@ class Admin(TopicCalls):
         Raises:
             AdminNotFoundError: the tenant or the namespace does not exist, or did not then.
         """
-        if namespace not in self._namespaces:
-            self._namespaces[namespace] = CachedRead(lambda: self._read_namespace(namespace))
-        return await self._namespaces[namespace].get(max_age=max_age)
+        return await self._namespaces.get(namespace, max_age=max_age)
 
     async def topics(self, namespace: str) -> tuple[frozenset[str], frozenset[str]]:
         """Return the names of topics without partitions, and of partitioned topics: two calls.

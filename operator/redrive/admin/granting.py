@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -274,3 +275,21 @@ class CachedRead(Generic[Answer]):
             return await self._read()
         except AdminNotFoundError as error:
             return error
+
+
+class CachedReads(Generic[Answer]):
+    """A `CachedRead` for each name.
+
+    Args:
+        read: reads the answer for a name from the broker.
+    """
+
+    def __init__(self, read: Callable[[str], Awaitable[Answer]]) -> None:
+        self._read = read
+        self._reads: dict[str, CachedRead[Answer]] = {}
+
+    async def get(self, name: str, *, max_age: float) -> Answer:
+        """Return the answer for *name*; see `CachedRead.get`."""
+        if name not in self._reads:
+            self._reads[name] = CachedRead(functools.partial(self._read, name))
+        return await self._reads[name].get(max_age=max_age)

@@ -19,12 +19,10 @@ from typing import Any
 
 from redrive.admin.policies import NUMBERS, QUOTA_MAP
 from redrive.errors import InvalidSpecError
-from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName, cursor_name
+from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName
 
 MOST_PARTITIONS = 10_000
 """Maximum partitions of a topic in an answer: each costs memory and calls."""
-MOST_ENTRIES = 10**10
-"""Maximum entries of a topic or a partition in an answer: a run divides them into ranges."""
 LONGEST_TEXT = 16 * 2**10
 """Maximum characters of a text in the metadata of a producer."""
 HIGHEST_NUMBER = 2**48
@@ -547,112 +545,3 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         delayed=sum(part.delayed for part in parts),
         type=max(part.type for part in parts),  # consumers of one connection have the same
     )
-
-
-RANGES = "managedLedgerMaxUnackedRangesToPersist"
-AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
-_IN_ARRAYS = "managedLedgerUnackedRangesOpenCacheSetEnabled"
-"""Setting without which `AS_ARRAYS` has no effect; always on in brokers after 4.2."""
-_DEFAULT_RANGES = 10_000
-_ARRAYS_SINCE = (4, 1)
-
-
-@dataclass(frozen=True)
-class AckPersistence:
-    """Limit up to which the broker persists acknowledgements out of order.
-
-    A broker persists the position up to which a subscription is acknowledged, and acknowledgements
-    behind it as configured: a number of ranges, or whole ledgers.
-
-    Attributes:
-        limit: number of ranges. With *whole_ledgers*, ledgers are persisted until those before
-            have more acknowledged messages than this.
-        whole_ledgers: True if they are stored as a bitmap for each ledger.
-        configured: True if it comes from the broker's configuration, False from its release.
-    """
-
-    limit: int = _DEFAULT_RANGES
-    whole_ledgers: bool = False
-    configured: bool = False
-
-    @classmethod
-    def of(cls, settings: Mapping[str, str], release: tuple[int, ...]) -> AckPersistence:
-        """Parse the configuration of a broker.
-
-        Args:
-            settings: by name; empty if it may not be read.
-            release: release of the broker, for the defaults of missing settings.
-
-        Raises:
-            ValueError: a setting has an invalid value.
-        """
-        arrays = settings.get(AS_ARRAYS, str(release >= _ARRAYS_SINCE))
-        return cls(
-            bounded(int(settings.get(RANGES, _DEFAULT_RANGES))),
-            arrays.lower() == settings.get(_IN_ARRAYS, "true").lower() == "true",
-            configured=RANGES in settings,
-        )
-
-
-BY_DEFAULT = AckPersistence()
-"""The limit of brokers before 4.1."""
-
-
-def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
-    """Count messages acknowledged out of order, if they are in several ledgers.
-
-    In a single ledger they are always persisted.
-
-    Args:
-        part: internal statistics of a topic without partitions, or of one partition.
-        subscription: a subscription; the count is 0 if it does not exist.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
-    """
-    cursor = part["cursors"].get(cursor_name(subscription))
-    if cursor is None:
-        return 0
-    through, after = _position(cursor["markDeletePosition"])
-    newest, last = _position(part["lastConfirmedEntry"])
-    entries = _entries(part)
-    if newest in entries:  # the list has no count of the open ledger
-        entries[newest] = last + 1
-    behind = {ledger: count for ledger, count in entries.items() if ledger >= through}
-    if through in behind:
-        behind[through] -= after + 1
-    if sum(count > 0 for count in behind.values()) <= 1:
-        return 0
-    consumed = bounded(cursor["messagesConsumedCounter"])
-    backlog = bounded(part["entriesAddedCounter"]) - consumed
-    return max(0, sum(behind.values()) - backlog)
-
-
-def read_internal_stats(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    """Return internal statistics of a topic without partitions, or of a partition.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
-    """
-    entries, (newest, last) = _entries(answer), _position(answer["lastConfirmedEntry"])
-    if newest in entries:
-        entries[newest] = last + 1
-    bounded(sum(entries.values()), MOST_ENTRIES)
-    for name in ("totalSize", "numberOfEntries", "entriesAddedCounter", "pendingAddEntriesCount"):
-        bounded(answer.get(name, 0))
-    for cursor in answer["cursors"].values():
-        _position(cursor["markDeletePosition"])
-        _position(cursor["readPosition"])
-        name_set([cursor["individuallyDeletedMessages"]])
-    return dict(answer)
-
-
-def _entries(part: Mapping[str, Any]) -> dict[int, int]:
-    """Return the number of entries of each ledger."""
-    return {bounded(held["ledgerId"]): bounded(held["entries"]) for held in part["ledgers"]}
-
-
-def _position(text: str) -> tuple[int, int]:
-    """Parse ledger and entry."""
-    ledger, entry = text.split(":")
-    return bounded(int(ledger)), bounded(int(entry))

@@ -81,9 +81,6 @@ class Discard:
     reconsume_times: int
 
 
-Verdict = Done | Retry | Dead | Discard
-
-
 def after_failure(
     policy: Policy,
     reconsume_times: int,

@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from redrive.admin.model import BY_DEFAULT, AckPersistence, SubscriptionStats
+from redrive.admin.internal_stats import BY_DEFAULT, AckPersistence
+from redrive.admin.model import SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog, BlockedKey
 from redrive.policy.model import Policy

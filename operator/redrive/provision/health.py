@@ -21,7 +21,8 @@ from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
-from redrive.admin.model import AckPersistence, TopicStats
+from redrive.admin.internal_stats import AckPersistence
+from redrive.admin.model import TopicStats
 from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready, moment_of

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
+from redrive.admin.internal_stats import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
+from redrive.admin.model import SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.internal_stats import AckPersistence, acknowledged_behind
 from redrive.admin.model import (
     LONGEST_TEXT,
-    AckPersistence,
     RightsChange,
     SubscriptionStats,
-    acknowledged_behind,
     read_producers,
     read_stats,
 )

@@ -19,7 +19,8 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
-from redrive.admin.model import AckPersistence, SubscriptionStats, TopicStats, TopicUsage
+from redrive.admin.internal_stats import AckPersistence
+from redrive.admin.model import SubscriptionStats, TopicStats, TopicUsage
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec

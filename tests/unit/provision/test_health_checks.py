@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.model import AckPersistence, SubscriptionStats
+from redrive.admin.internal_stats import AckPersistence
+from redrive.admin.model import SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog
 from redrive.policy import naming
