@@ -11,7 +11,7 @@ from typing import cast
 
 import pulsar
 
-from redrive.delivery.bursts import BURST, Burst
+from redrive.delivery.arrivals import BURST, Burst
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage
 

@@ -4,7 +4,8 @@ For consumers in Python, who write `from redrive import RetryConsumer, PolicyFil
 
 - `processor`, the spine: a message from its reception to its settlement
 - `consumers`: the classes that an application uses; `assembly` builds them
-- `connection`, `fetcher`, `in_flight`: subscriptions, one stream of them, in-flight messages
+- `connection`, `fetcher`, `arrivals`, `in_flight`: subscriptions, one stream of them, its bursts
+  and early retries, in-flight messages
 - `run`: workers, time-outs, results of handlers
 - `decisions`, `forwarder`, `sender`: verdict about a failed message, its copy, the send
 - `middleware`: one concern for each file; `chain` is the protocol

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict
 
@@ -14,15 +14,14 @@ import pulsar.schema
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, identity, to_seconds
 from redrive.delivery.connection import PREFETCH, ClientConnection, check_prefetch
 from redrive.delivery.decisions import Attempts, Decisions
-from redrive.delivery.middleware.ack_timeouts import AckDeadline
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
-from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuard
 from redrive.delivery.middleware.scheduling import KeyOrdering
 from redrive.delivery.parts import (
     MAX_IN_FLIGHT_BYTES,
     BrokerConnection,
     CrashLog,
     Crypto,
+    Parts,
     Subscribing,
 )
 from redrive.delivery.policy_file import PolicyFile, in_force
@@ -36,6 +35,7 @@ from redrive.policy.values import to_timedelta
 from redrive.policy.verdict import FailureRules
 
 if TYPE_CHECKING:
+    from redrive.delivery.middleware.outage_breaker import OutageGuard
     from redrive.delivery.middleware.poison_guard import CrashLogFile
 
 _log = logging.getLogger(__name__)
@@ -193,6 +193,8 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         parts.incoming.watch(watched_after, reporting.connection)
         undo.callback(lambda: all_within(deadline, [link.close for link in chain]))
         if ack_timeout is not None:
+            from redrive.delivery.middleware.ack_timeouts import AckDeadline  # noqa: PLC0415
+
             limit = to_timedelta(ack_timeout, "an ack time-out")
             chain.append(AckDeadline(limit, parts, fail, reporting.late))
         if crash_log is not None and log_file is not None:
@@ -200,9 +202,10 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
             chain.append(PoisonGuard(parts, log_file, crash_log.max_redeliveries, dead_letter))
         chain += [theirs.bind(consumer) for theirs in middleware]
-        breaker = next((link for link in middleware if isinstance(link, OutageBreaker)), None)
-        if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
-            chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
+        may_change = isinstance(policy, PolicyFile)
+        guard = _outage_guard(middleware, parts, in_force_now, reporting, may_change=may_change)
+        if guard is not None:
+            chain.append(guard)
         sequence_log = parts.sequence_log
         if sequence_log is not None:
             # Its imports take long, and few policies ask for it.
@@ -212,10 +215,37 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         if in_force_now().ordered:
             chain.append(KeyOrdering(parts, by_topic=sequence_log is not None))
         processor = Processor(
-            parts, decisions, chain, reporting, handle_again=handle_again_when_unsent
+            parts, decisions, chain, reporting, guard, handle_again=handle_again_when_unsent
         )
         undo.pop_all()
     return processor
+
+
+def _outage_guard(
+    middleware: Sequence[Middleware],
+    parts: Parts,
+    policy: Callable[[], Policy],
+    reporting: Reporting,
+    *,
+    may_change: bool,
+) -> OutageGuard | None:
+    """Return the guard of outages; None if neither the policy nor the program has a breaker.
+
+    Args:
+        middleware: of the program, which may include an `OutageBreaker`.
+        policy: returns the policy in force.
+        may_change: True if the policy may get a breaker later.
+    """
+    needed = may_change or policy().outage_breaker is not None
+    if not needed and not middleware:
+        return None
+    from redrive.delivery.middleware.outage_breaker import (  # noqa: PLC0415 - as for `_open`
+        OutageBreaker,
+        OutageGuard,
+    )
+
+    breaker = next((link for link in middleware if isinstance(link, OutageBreaker)), None)
+    return OutageGuard(breaker, parts, policy, reporting) if needed or breaker else None
 
 
 def _open(

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import pulsar
 
-from redrive.delivery.bursts import BURST, BURST_BYTES, LARGEST_BATCH, Arrivals
+from redrive.delivery.arrivals import BURST, BURST_BYTES, LARGEST_BATCH, Arrivals, EarlyRetries
 from redrive.delivery.concurrency import Timer, release_at_exit
-from redrive.delivery.early_retries import EarlyRetries
 from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.parts import (

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pulsar
 
-from redrive.delivery.bursts import BURST, Arrivals
+from redrive.delivery.arrivals import BURST, Arrivals
 from redrive.delivery.concurrency import (
     CLOSE_TIMEOUT,
     Deadline,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pulsar
 
 from redrive import messages
-from redrive.delivery.bursts import REMEMBERED_SECONDS, Burst, SettledRuns
+from redrive.delivery.arrivals import REMEMBERED_SECONDS, Burst, SettledRuns
 from redrive.delivery.parts import Clock, Incoming, Subscription
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from redrive.delivery.forking import call_in_children
 from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.policy import codec
 from redrive.policy.model import Policy
 
 VARIABLE = "REDRIVE_POLICY"
@@ -35,6 +34,8 @@ def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
     Raises:
         PolicyFileError: the file cannot be read, or contains no valid policy.
     """
+    from redrive.policy import codec  # noqa: PLC0415 - a policy made by a program needs none
+
     file = _found(path)
     try:
         with open(file, encoding="utf-8") as written:

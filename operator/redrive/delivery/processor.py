@@ -30,11 +30,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pulsar
 
-from redrive.delivery.bursts import Burst
+from redrive.delivery.arrivals import Burst
 from redrive.delivery.concurrency import Deadline, UnderWay, all_within, ends_thread
 from redrive.delivery.decisions import Decisions
 from redrive.delivery.forking import OwnerProcess
@@ -61,14 +61,16 @@ from redrive.delivery.middleware.chain import (
     compose,
     receive_accepted,
 )
-from redrive.delivery.middleware.outage_breaker import OutageGuard
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.scheduling import OneAttempt
 from redrive.delivery.parts import AnyTimer, Parts
 from redrive.delivery.reporting import Reporting
 from redrive.messages import NotSentError, id_text, message_id_text
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, Done, Retry
+
+if TYPE_CHECKING:
+    from redrive.delivery.middleware.outage_breaker import OutageGuard
+    from redrive.delivery.middleware.outage_circuit import Outage
 
 _log = logging.getLogger(__name__)
 
@@ -87,15 +89,17 @@ class Processor:
         ready: returns the next message if that takes no waiting; None if middleware may wait then.
 
     Args:
+        guard: the one of *middleware* that pauses the consumer in outages; None without one.
         handle_again: have messages that could not be sent handled again, instead of sent again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a consumer
         self,
         parts: Parts,
         decisions: Decisions,
         middleware: Sequence[Middleware],
         reporting: Reporting,
+        guard: OutageGuard | None,
         *,
         handle_again: bool,
     ) -> None:
@@ -105,8 +109,7 @@ class Processor:
         self.middleware = middleware
         self.late = reporting.late
         self.one_attempt = OneAttempt(parts.incoming, decisions.attempts)
-        guards = (link for link in middleware if isinstance(link, OutageGuard))
-        self._guard = next(guards, None)
+        self._guard = guard
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         settled = Settled(parts.incoming, parts.clock, parts.behind)

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pulsar
 
@@ -26,12 +27,14 @@ from redrive.delivery.concurrency import OPEN_SECONDS, ends_run, in_background, 
 from redrive.delivery.decisions import Attempts
 from redrive.delivery.forwarder import destination
 from redrive.delivery.middleware.chain import Failure, Middleware, RetryInPlace, Settle, Settlement
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.errors import InvalidSpecError
 from redrive.messages import NotCopyableError, NotSentError, id_text, message_id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, Discard, Retry
+
+if TYPE_CHECKING:
+    from redrive.delivery.middleware.outage_circuit import Outage
 
 _events_log = logging.getLogger("redrive.delivery.events")  # a public name
 

@@ -17,7 +17,7 @@ import pytest
 
 import redrive
 from redrive import BroadcastConsumer, Event, RetryConsumer, SimpleConsumer
-from redrive.delivery import bursts, in_flight
+from redrive.delivery import arrivals, in_flight
 from redrive.delivery.reporting import Name
 from sandbox.process import free_port
 from sandbox.pulsar import Broker
@@ -115,7 +115,7 @@ def test_message_settled_without_connection_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
     partitions: int,
 ) -> None:
-    for module in (bursts, in_flight):
+    for module in (arrivals, in_flight):
         monkeypatch.setattr(module, "REMEMBERED_SECONDS", 1.0)
     provisioned = provision_policy(partitions=partitions)
     client = connect(proxy, provisioned.broker.token(provisioned.role), closing)
@@ -136,7 +136,7 @@ def test_message_settled_without_connection_is_not_repeated(
         consumer.acknowledge(message)
     provisioned.send(b"next")
     wait_until(lambda: is_lost_for(3))
-    monkeypatch.setattr(bursts, "REMEMBERED_SECONDS", 600.0)  # until a slow broker delivers again
+    monkeypatch.setattr(arrivals, "REMEMBERED_SECONDS", 600.0)  # until a slow broker delivers again
     received: list[bytes] = []
 
     def have_all_come() -> bool:

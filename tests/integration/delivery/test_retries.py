@@ -16,7 +16,7 @@ import pulsar
 import pytest
 
 from redrive import Attempt
-from redrive.delivery import connection, early_retries
+from redrive.delivery import arrivals, connection
 from redrive.delivery.connection import SubscribeError
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.reporting import Event, Name
@@ -310,7 +310,7 @@ def test_clock_ahead_of_the_broker_is_reported(
             return super().now() + timedelta(hours=1)
 
     monkeypatch.setattr(connection, "SystemClock", AnHourAhead)
-    monkeypatch.setattr(early_retries, "APART_SECONDS", 0.0)
+    monkeypatch.setattr(arrivals, "APART_SECONDS", 0.0)
     consumer = provisioned.consumer(on_event=events.append)
     while not (ahead := [event for event in events if event.event is Name.CLOCK_AHEAD]):
         consumer.reconsume_later(consumer.receive(SOON))

@@ -15,9 +15,8 @@ import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer
-from redrive.delivery.bursts import BURST, Arrivals
+from redrive.delivery.arrivals import BURST, Arrivals, EarlyRetries
 from redrive.delivery.concurrency import Deadline, SignalSafeToken, Timer
-from redrive.delivery.early_retries import EarlyRetries
 from redrive.delivery.fetcher import ConnectionWatch, ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
 from redrive.delivery.parts import SystemClock
@@ -305,7 +304,7 @@ def test_copy_of_a_kept_retry_takes_its_place(retries: Retries) -> None:
 
 
 def test_kept_retries_are_limited(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redrive.delivery.early_retries.MAX_KEPT", 3)
+    monkeypatch.setattr("redrive.delivery.arrivals.MAX_KEPT", 3)
     retries.deliver(*(retry_of(number, "60000") for number in range(3)), retry_of(3, "0"))
     wait_until(lambda: not retries.early.has_room)
     assert taken(retries.fetcher, 0.2) is None

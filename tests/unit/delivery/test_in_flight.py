@@ -12,7 +12,7 @@ import pytest
 
 from redrive import Policy
 from redrive.delivery import in_flight
-from redrive.delivery.bursts import REMEMBERED_SECONDS, Arrivals
+from redrive.delivery.arrivals import REMEMBERED_SECONDS, Arrivals
 from redrive.delivery.decisions import MAX_COUNTED, Attempts
 from redrive.delivery.in_flight import InFlightMessages, Settled
 from redrive.delivery.middleware.chain import Failure

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy, PolicyFile
-from redrive.delivery.bursts import REMEMBERED_SECONDS
+from redrive.delivery.arrivals import REMEMBERED_SECONDS
 from redrive.delivery.consumers.simple import NotInFlightError
 from redrive.messages import id_text
 from redrive.policy import codec

@@ -11,7 +11,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 import pulsar
 
@@ -28,7 +28,6 @@ from redrive.delivery.middleware.chain import (
     Take,
     compose,
 )
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.scheduling import RateLimiter
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
@@ -47,6 +46,9 @@ from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.values import to_limit, to_timedelta
 from redrive.policy.verdict import FailureRules, check_request
+
+if TYPE_CHECKING:
+    from redrive.delivery.middleware.outage_circuit import Outage
 
 
 class PolicyConsumer(Closing):

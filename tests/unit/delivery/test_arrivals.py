@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pulsar
 import pytest
 
-from redrive.delivery import bursts
-from redrive.delivery.bursts import LARGEST_BATCH, Arrivals, Burst, Run, SettledRuns
+from redrive.delivery import arrivals
+from redrive.delivery.arrivals import LARGEST_BATCH, Arrivals, Burst, Run, SettledRuns
 from redrive.policy.naming import TopicName
 from tests.support.fake_client import BurstMessage
 
@@ -87,11 +87,11 @@ def test_ids_of_a_batch_are_read_at_few_positions(monkeypatch: pytest.MonkeyPatc
     reads: list[Id] = []
 
     def note(message_id: pulsar.MessageId) -> Id:
-        reads.append(bursts_place_of(message_id))
+        reads.append(read_place(message_id))
         return reads[-1]
 
-    bursts_place_of = bursts.place_of
-    monkeypatch.setattr(bursts, "place_of", note)
+    read_place = arrivals.place_of
+    monkeypatch.setattr(arrivals, "place_of", note)
     assert runs_of(BATCH)
     assert len(reads) == 2
 
@@ -125,7 +125,7 @@ def test_settled_runs_are_forgotten_by_time_and_number() -> None:
     assert settled.contains(message_of((1, 2, 0)), since=0)
     settled.forget(2.5, 11)
     assert not settled.contains(message_of((1, 2, 0)), since=0)
-    settled.add([((2, entry), 1) for entry in range(bursts._MAX_BLOCKS)], now=3)  # noqa: SLF001 - the bound
+    settled.add([((2, entry), 1) for entry in range(arrivals._MAX_BLOCKS)], now=3)  # noqa: SLF001 - the bound
     assert not settled.contains(message_of((1, 1, 0)), since=0)
     assert settled.contains(message_of((2, 1, 0)), since=0)
 
