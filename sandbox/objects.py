@@ -9,16 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from kubernetes.client import (
-    ApiException,
-    AuthenticationV1TokenRequest,
-    CoreV1Api,
-    V1TokenRequestSpec,
-)
 from kubernetes.config import new_client_from_config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import (
@@ -190,21 +183,16 @@ class Objects:
         Raises:
             SandboxError: it was refused.
         """
-        try:
-            answer = CoreV1Api(self._api.client).create_namespaced_service_account_token(
-                account,
-                namespace,
-                AuthenticationV1TokenRequest(
-                    spec=V1TokenRequestSpec(audiences=[], expiration_seconds=seconds)
-                ),
-            )
-        except ApiException as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise SandboxError(
-                "the API server refused a token", got=str(error.body), remedy="fix the call"
-            ) from error
-        return answer.status.token if answer.status else None
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [], "expirationSeconds": seconds},
+        }
+        create = self._kind("serviceaccount").subresources["token"].create
+        with _refusals(), suppress(NotFoundError):
+            token: str = create(body, name=account, namespace=namespace).status.token
+            return token
+        return None
 
     def _kind(self, word: str) -> Resource:
         name, _, group = word.partition(".")
