@@ -188,7 +188,7 @@ class Objects:
             "kind": "TokenRequest",
             "spec": {"audiences": [], "expirationSeconds": seconds},
         }
-        create = self._kind("serviceaccount").subresources["token"].create
+        create: Callable[..., Any] = self._kind("serviceaccount").subresources["token"].create
         with _refusals(), suppress(NotFoundError):
             token: str = create(body, name=account, namespace=namespace).status.token
             return token
