@@ -274,6 +274,15 @@ def use_hostile_broker(attacker: Namespace, broker: HostileBroker) -> None:
     )
 
 
+def delete_all(attacker: Namespace) -> None:
+    """Delete the objects of the attacker; a hostile admin API permits no cleanup."""
+    for body in attacker.objects("retrypolicy"):
+        if body["spec"]["connectionRef"]["name"] == "hostile":
+            attacker.annotate(body["metadata"]["name"], skip_cleanup="true")
+    kinds = "retrypolicy,replay,inspection"
+    attacker.kubectl("delete", kinds, "--all", f"--timeout={SECONDS}s")
+
+
 def move_dead_letters(victim: Shop, name: str) -> None:
     """Bury dead letters, and check that a Replay moves each of them once."""
     victim.bury(GENUINE, "WarehouseDown")
@@ -303,8 +312,7 @@ def test_random_attacks_change_nothing_of_another_tenant(
         move_dead_letters(shop, "meanwhile")
 
         assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
-        kinds = "retrypolicy,replay,inspection"
-        attacker.namespace.kubectl("delete", kinds, "--all", f"--timeout={SECONDS}s")
+        delete_all(attacker.namespace)
     assert broker.answers > OBJECTS // 8
     assert broker.credentials <= {f"Bearer {token}" for token in attacker.namespace.tokens}
     assert protected(shop) == before
