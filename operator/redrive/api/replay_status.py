@@ -22,6 +22,8 @@ from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.values import parse_duration
 
 _MAX_ENDS = 1024
+MAX_AUTHOR = 256
+"""Characters of the name of a user in a status."""
 
 
 class Phase(enum.StrEnum):
@@ -136,6 +138,10 @@ class RunApproval(StatusModel):
 
     approved_time: Timestamp | None = None
     """Time at which its ReplayApproval was created. Absent while the run waits for one."""
+
+    approved_by: Annotated[str, Field(max_length=MAX_AUTHOR)] | None = None
+    """Its annotation `redrive.io/requested-by`, which the command line writes. The admission policy
+    of the chart refuses other names than the caller's."""
 
 
 class PartitionEnd(StatusModel):

@@ -423,6 +423,9 @@ class ReplayResult(StatusModel):
     """First 256 characters of the annotation `redrive.io/requested-by` of the Replay: the user who
     created it with the command line. The admission policy of the chart verifies it."""
 
+    approved_by: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
+    """`run.approval.approvedBy` of the Replay: the user who approved it with the command line."""
+
     reason: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
     """First 256 characters of `spec.reason` of the Replay."""
 

@@ -46,6 +46,7 @@ class ReplayRecord(TypedDict):
     deadAgain: int | None
     completionTime: str | None
     requestedBy: str | None
+    approvedBy: str | None
     reason: str | None
     ticket: str | None
 

@@ -98,6 +98,7 @@ _HISTORY_COLUMNS = (
     TableColumn("REFUSED", right=True),
     TableColumn("ENDED", right=True),
     TableColumn("BY", dropped=1),
+    TableColumn("APPROVED BY", wide=True),
     TableColumn("TICKET", dropped=2),
     TableColumn("REASON"),
 )
@@ -513,6 +514,7 @@ def history(policy: str, output: str | None, flags: ClusterFlags) -> int:
             MISSING if record["refused"] is None else record["refused"],
             f"{age_of(record['completionTime'], at)} ago" if record["completionTime"] else MISSING,
             record["requestedBy"] or MISSING,
+            record["approvedBy"] or MISSING,
             record["ticket"] or MISSING,
             record["reason"] or "",
         ]
@@ -557,6 +559,7 @@ def replay_record(replay: Body) -> ReplayRecord:
         "deadAgain": (run.get("outcome") or {}).get("deadAgain"),
         "completionTime": status.get("completionTime"),
         "requestedBy": (metadata.get("annotations") or {}).get(REQUESTED_BY),
+        "approvedBy": (run.get("approval") or {}).get("approvedBy"),
         "reason": spec.get("reason"),
         "ticket": spec.get("ticket"),
     }
@@ -575,6 +578,7 @@ def _deleted_record(namespace: str, policy: str, result: Body) -> ReplayRecord:
         "deadAgain": None,
         "completionTime": result["completionTime"],
         "requestedBy": result.get("author"),
+        "approvedBy": result.get("approvedBy"),
         "reason": result.get("reason"),
         "ticket": result.get("ticket"),
     }

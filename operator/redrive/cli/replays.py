@@ -281,7 +281,11 @@ def approve(  # noqa: PLR0913  the options of the command
     approval = {
         "apiVersion": API_VERSION,
         "kind": APPROVALS.kind,
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "annotations": {REQUESTED_BY: cluster.user},
+        },
         "spec": {
             "replayRef": {"name": metadata["name"], "uid": metadata["uid"]},
             "messages": count,

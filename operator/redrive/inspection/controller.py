@@ -19,7 +19,12 @@ import kopf
 from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
 from redrive.api.connection import BrokerConnectionSpec, InspectionIdentity, InspectionPermission
-from redrive.api.inspection import InspectedMessages, InspectionSpec, InspectionStatus
+from redrive.api.inspection import (
+    InspectedMessages,
+    InspectionSpec,
+    InspectionStatus,
+    ReturnedPayload,
+)
 from redrive.api.model import parse_spec
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
@@ -211,8 +216,12 @@ async def _publish(shown: _Shown, ctx: Context) -> bool:
     except ConflictError:
         return False
     if is_over:
-        own = {"from": after["spec"].get("from", InspectedMessages.DEAD_LETTER.value)}
+        own: dict[str, Any] = {
+            "from": after["spec"].get("from", InspectedMessages.DEAD_LETTER.value)
+        }
         own["messages"] = InspectionStatus.of(after).run.messages
+        messages = after["spec"].get("messages") or {}  # of any form, if the spec is invalid
+        own["reveals"] = messages.get("payload") == ReturnedPayload.CLEAR
         record = audit_record(after, "inspection", conditions[0].reason, own)
         audit_log.info("Inspection ended: %s", record)
     return not is_over  # the next reconcile begins to wait for the deletion

@@ -91,6 +91,7 @@ def test_immutable_field_cannot_change(
     values: dict[str, tuple[object, ...]] = dict.fromkeys(
         ("naming.retryTopic", "naming.deadLetterTopic", "target.topic"), topics
     )
+    values["messages.recipient"] = ("A" * 43 + "=", "B" * 43 + "=")
     values |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
     beside = {"target": {"type": "Topic"}} if str(leaf) == "target.topic" else {}
     base = manifest(kind, place.name)["spec"] | beside

@@ -258,9 +258,11 @@ def test_responder_sets_annotations_under_its_own_name_only(
         replay("forged", requested_by="ann")
     replay("restored", requested_by="ann", ended_at="2026-11-22T10:00:00Z")
     forged = annotate(requested_by="ann", ended_at="2026-11-22T10:00:00Z")["metadata"]
-    running = manifest("Inspection") | {"metadata": {"name": "forged", **forged}}  # not ended
-    with pytest.raises(SandboxError, match="requested-by must name the caller"):
-        cluster.objects.create(running, kube_namespace)
+    for kind in ("Inspection", "ReplayApproval"):  # neither is an ended Replay
+        body = manifest(kind, "forged")
+        body["metadata"].update(forged)
+        with pytest.raises(SandboxError, match="requested-by must name the caller"):
+            cluster.objects.create(body, kube_namespace)
 
 
 def test_inspection_in_clear_text_needs_the_verb_reveal(

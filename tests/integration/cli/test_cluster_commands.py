@@ -499,6 +499,7 @@ ENDED = {
     ],
     "run": {
         "counts": {"matched": 120, "moved": 118, "refused": 2},
+        "approval": {"messages": 120, "approvedTime": AT, "approvedBy": "bob"},
         "refusals": [{"entry": "4711:8", "messages": 2, "cause": "TooBig"}],
     },
 }
@@ -517,6 +518,9 @@ def test_replay_is_controlled_until_it_has_ended(shop: Shop) -> None:
     assert history[1][:5] == ["run", "Run", "CompletedWithRefusals", "118", "2"]
     assert history[2][:4] == ["gone", "Run", "Completed", "4"]
     assert history[2][-2:] == ["ann", "OPS-1"]
+    wide = shop.run("history", "orders", "-o", "wide").splitlines()
+    assert "APPROVED BY" in wide[0]
+    assert "bob" in wide[1].split()
 
 
 def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> None:
@@ -559,6 +563,7 @@ def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
     assert shop.run("approve", "big", "--yes") == "replayapproval.redrive.io/big created\n"
     approval = shop.cluster.objects.get("replayapproval", "big", shop.name)
     assert approval["spec"]["messages"] == 1200
+    assert approval["metadata"]["annotations"] == {"redrive.io/requested-by": "admin"}
     uid = shop.client.get(REPLAYS, shop.name, "big")["metadata"]["uid"]
     assert approval["spec"]["replayRef"] == {"name": "big", "uid": uid}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -399,6 +400,20 @@ async def test_end_follows_from_job_and_its_report(
     await reconciled(body, jobs=[ended_job(body, end)], api=api)
     status = status_in(api)
     assert (status["phase"], reason_in(api), "completionTime" in status) == (phase, reason, True)
+
+
+@pytest.mark.parametrize("payload", ["Masked", "Clear"])
+async def test_audit_record_shows_that_text_was_clear(
+    payload: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "redrive.audit")
+    messages = {"recipient": "A" * 43 + "=", "payload": payload}
+    body = inspection(phase="Running", messages=messages)
+    body["status"]["run"] = {"finished": True, "messages": 3, "matched": 2}
+    await reconciled(body, jobs=[ended_job(body, "Complete")])
+    (text,) = [r.getMessage() for r in caplog.records if r.name == "redrive.audit"]
+    record = json.loads(text.removeprefix("Inspection ended: "))
+    assert (record["messages"], record["reveals"]) == (3, payload == "Clear")
 
 
 async def test_unread_report_of_an_ended_job_is_no_end() -> None:

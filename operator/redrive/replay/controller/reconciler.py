@@ -279,17 +279,18 @@ async def _record_result(
     policy = ctx.policies.get(policy_of(replay))
     if policy is None or is_dry_run(replay):
         return
-    metadata, spec, counts = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run.counts
+    metadata, spec, run = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run
     result = ReplayResult(
         name=metadata["name"],
         uid=metadata["uid"],
         author=(_author(replay) or "")[:MAX_SHOWN_REASON] or None,
+        approved_by=run.approval.approved_by if run.approval else None,
         reason=spec["reason"][:MAX_SHOWN_REASON] if spec.get("reason") else None,
         ticket=spec.get("ticket"),
         phase=fields["phase"],
         result=reason,
-        moved=counts.moved,
-        refused=counts.refused,
+        moved=run.counts.moved,
+        refused=run.counts.refused,
         completion_time=fields["completionTime"],
     ).to_manifest()
     results = (policy.get("status") or {}).get("replays") or []
@@ -318,12 +319,13 @@ def _audit_record(replay: Body, result: str) -> str:
     It contains no message key and no text literal of a condition, because these may be personal
     data.
     """
-    spec, counts = replay["spec"], ReplayStatus.of(replay).run.counts
+    spec, run = replay["spec"], ReplayStatus.of(replay).run
     own = {
         "mode": spec.get("mode") or Mode.RUN.value,
         "target": spec.get("target"),
-        "moved": counts.moved,
-        "refused": counts.refused,
+        "approvedBy": run.approval.approved_by if run.approval else None,
+        "moved": run.counts.moved,
+        "refused": run.counts.refused,
     }
     return audit_record(replay, "replay", result, own)
 

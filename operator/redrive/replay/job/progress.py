@@ -27,6 +27,7 @@ from redrive.api.model import is_empty, parse_spec
 from redrive.api.replay import Mode, ReplayApprovalSpec, ReplayRate
 from redrive.api.replay_status import (
     FINAL,
+    MAX_AUTHOR,
     WHILE_RUNNING,
     JobFailure,
     ReplayRun,
@@ -167,29 +168,33 @@ class Progress:
         if bound is not None:
             approval = None
             if messages > bound:
-                created = await self._approved_at(kubernetes, messages)
-                approval = RunApproval(messages=messages, approved_time=created)
+                approval = await self._approved(kubernetes, messages)
             self._awaiting = approval is not None and approval.approved_time is None
             self._approval = {"approval": approval and approval.to_manifest()}
         is_suspended = self._awaiting or replay["spec"].get("suspend")
         return DesiredState.SUSPEND if is_suspended else DesiredState.RUN
 
-    async def _approved_at(self, kubernetes: Kubernetes, messages: int) -> datetime | None:
-        """Return the creation time of the ReplayApproval of this Replay; None without one.
+    async def _approved(self, kubernetes: Kubernetes, messages: int) -> RunApproval:
+        """Return time and author of the ReplayApproval of this Replay; neither without one.
 
         Args:
             kubernetes: client.
             messages: number of messages; an approval of fewer messages is ignored.
         """
+        approval = RunApproval(messages=messages)
         try:
             body = await kubernetes.get(resources.APPROVALS, self._key)
         except NotFoundError:
-            return None
+            return approval
         spec, metadata = parse_spec(ReplayApprovalSpec, body), body["metadata"]
         is_of_replay = spec.replay_ref.uid == self._uid and "deletionTimestamp" not in metadata
         if not is_of_replay or spec.messages < messages:
-            return None
-        return datetime.fromisoformat(metadata["creationTimestamp"])
+            return approval
+        author = (metadata.get("annotations") or {}).get(resources.REQUESTED_BY)
+        created = datetime.fromisoformat(metadata["creationTimestamp"])
+        return RunApproval(
+            messages=messages, approved_time=created, approved_by=author and author[:MAX_AUTHOR]
+        )
 
     def preview(self, preview: RunPreview) -> None:
         """Write the result of a dry run."""

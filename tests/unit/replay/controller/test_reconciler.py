@@ -989,7 +989,9 @@ async def test_policy_retains_results_of_its_last_ten_replays(
     select = {"keys": ["ann", "bob"], "where": where}
     api, owner = FakeKubernetes(), policy()
     api.add(resources.POLICIES, owner)
-    done = {"finished": True, "matched": 4, "moved": 3, "refused": 1, "left": 0}
+    approval = {"messages": 4, "approvedTime": "2026-11-22T10:00:00Z", "approvedBy": "bob"}
+    counts = {"matched": 4, "moved": 3, "refused": 1, "left": 0}
+    done = {"finished": True, "approval": approval, **counts}
     for number in range(11):
         spec = {"reason": "up again" * 100, "ticket": f"OPS-{number}", "select": select}
         body = launched(replay(f"replay-{number}", spec=spec, status=done))
@@ -1006,6 +1008,7 @@ async def test_policy_retains_results_of_its_last_ten_replays(
     assert (results[0]["phase"], results[0]["result"]) == ("Completed", "CompletedWithRefusals")
     assert (results[0]["moved"], results[0]["refused"]) == (3, 1)
     assert (results[0]["author"], results[0]["ticket"]) == ("ann@example.com", "OPS-10")
+    assert results[0]["approvedBy"] == "bob"
     assert len(results[0]["reason"]) == 256
     (record, *others) = [r for r in caplog.records if r.name == "redrive.audit"]
     assert len(others) == 10
@@ -1014,6 +1017,7 @@ async def test_policy_retains_results_of_its_last_ten_replays(
         "ann@example.com",
         "CompletedWithRefusals",
     )
+    assert audited["approvedBy"] == "bob"
     assert audited["select"] == {"keys": 2, "where": "key = '…' or `value` like '…'"}
     assert (audited["moved"], audited["refused"], audited["ticket"]) == (3, 1, "OPS-0")
 

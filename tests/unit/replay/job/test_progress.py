@@ -234,11 +234,16 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     for uid, messages in (("other", 3), ("uid", 2)):
         api.add(resources.APPROVALS, approval(uid, messages))
         assert bounded.report(account) is DesiredState.SUSPEND
-    api.add(resources.APPROVALS, approval("uid", 3))
+    approved, created = approval("uid", 3), "2026-11-20T10:00:00Z"
+    api.add(resources.APPROVALS, approved)
     assert bounded.report(account) is DesiredState.RUN
     bounded.report(account)
-    created = "2026-11-20T10:00:00Z"
     assert job_status(api)["approval"] == {"messages": 3, "approvedTime": created}
+    approved["metadata"]["annotations"] = {"redrive.io/requested-by": "ann"}
+    api.add(resources.APPROVALS, approved)
+    bounded.report(account)
+    bounded.report(account)
+    assert job_status(api)["approval"]["approvedBy"] == "ann"
     del api.objects[resources.APPROVALS][KEY]
     assert bounded.report(account) is DesiredState.SUSPEND
     moved = Account(matched=3, moved=1, left=2)
