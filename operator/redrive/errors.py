@@ -81,3 +81,12 @@ class OwnerConflictError(RedriveError):
     ) -> None:
         super().__init__(problem, got=got, remedy=remedy, reason=reason)
         self.owner = owner
+
+
+_NAME = type.__dict__["__name__"]
+
+
+def class_name(error: BaseException) -> str:
+    """Return the name of the class of *error*, which a metaclass may hide."""
+    name: str = _NAME.__get__(type(error))
+    return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable
 from contextlib import closing
 from typing import NamedTuple
@@ -73,6 +74,18 @@ HARMFUL = {
         numbers(in_batch=1), in_batch(b"x", size=2**24)
     ),
     "content of -8 bytes in a batch": RawEntry(numbers(in_batch=2), in_batch(b"x" * 20, size=-8)),
+    "a compressed batch that is a chunk": RawEntry(
+        numbers(in_batch=1, compression=2, uncompressed=7, chunks=2),
+        zlib.compress(in_batch(b"x")),
+    ),
+    "an encrypted batch of 2^31 - 1": RawEntry(
+        encode_nested(13, encode_nested(1, b"key") + encode_nested(2, b"value"))
+        + numbers(in_batch=2**31 - 1),
+        b"secret",
+    ),
+    "a batch of 2^31 - 1, zlib that is none": RawEntry(
+        numbers(in_batch=2**31 - 1, compression=2, uncompressed=10), b"raw"
+    ),
     "a chunk of 2^31 - 1": chunk("a", 0, 2**31 - 1, 3, b"raw"),
     "a chunk of more than it has bytes": chunk("g", 0, 5_000, 300, b"raw"),
     "a chunk longer than its total": chunk("b", 0, 2, 1, bytes(100_000)),

@@ -21,6 +21,7 @@ from redrive.delivery.concurrency import ends_run
 from redrive.delivery.in_flight import topic_of
 from redrive.delivery.middleware.chain import Decide, Failure, Redeliver, RetryInPlace, Settlement
 from redrive.delivery.parts import Clock
+from redrive.errors import class_name
 from redrive.messages import (
     NotCopyableError,
     NotSentError,
@@ -247,7 +248,7 @@ class Decisions:
         redeliveries = self.attempts.redeliveries(message)
         ends_now = bool(policy.dead_letter_now) and _ends_now(policy, self.attempts.of(message))
         if redeliveries < policy.max_retries and not ends_now:
-            reason = "" if error is None else type(error).__name__
+            reason = "" if error is None else class_name(error)
             return Settlement(message, Redeliver(self.attempts.counted_by_broker(message), reason))
         failure = self._failure(message, error, raised=False)
         failed = failure.attempt.reconsume_times + redeliveries + 1

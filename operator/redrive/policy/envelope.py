@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import NamedTuple
 
-from redrive.errors import PROCESS_ERRORS, InvalidSpecError
+from redrive.errors import PROCESS_ERRORS, InvalidSpecError, class_name
 from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, Retry
@@ -186,13 +186,19 @@ class Cause:
         redact: Callable[[str], str],
     ) -> Cause:
         """Describe *error*, raised by a handler."""
-        chain = tuple(
-            _Raised(*_names(type(error)), _shown(_text(error), redact), _calls(error.__traceback__))
-            for error in _chain(error)
-        )
+        try:
+            chain = tuple(
+                _Raised(*_names(type(e)), _shown(_text(e), redact), _calls(e.__traceback__))
+                for e in _chain(error)
+            )
+        except PROCESS_ERRORS:
+            raise
+        except BaseException:  # noqa: BLE001 - the exception itself may be broken
+            name = class_name(error)
+            chain = (_Raised(name, name, "", ()),)
         fingerprint, trace = _described(chain)
         return cls(
-            type=type(error).__name__,
+            type=chain[0].name,
             message=chain[0].text,
             failed_at=failed_at,
             consumer=consumer,

@@ -116,7 +116,11 @@ class StoredEntry(NamedTuple):
             MalformedEntryError: it is a part that can't be one.
         """
         parts = signed_32(self.numbers.get(_CHUNKS, 0))
-        if parts <= 1 or _IN_BATCH in self.numbers:
+        if parts <= 1:
+            return None
+        if _IN_BATCH in self.numbers:
+            if self.numbers.get(_COMPRESSION):  # clients decompress no chunk, nor this batch
+                raise MalformedEntryError(f"a compressed batch that is one of {parts} chunks")
             return None
         part, size = (signed_32(self.numbers.get(field, 0)) for field in (_CHUNK, _TOTAL))
         if not 0 <= part < parts <= min(size, MAX_CHUNKS) or size > MAX_CONTENT:
@@ -150,6 +154,9 @@ class StoredEntry(NamedTuple):
             content = self._decompressed(content)
             if _IN_BATCH in self.numbers:
                 return self._of_batch(content, chunks[-1], partition, max_content)
+        elif _IN_BATCH in self.numbers:
+            compressed = bool(self.numbers.get(_COMPRESSION))
+            self._check_count(self.numbers.get(_UNCOMPRESSED, 0) if compressed else len(content))
         return [self._message(chunks, partition, content)]
 
     def oversized(self, chunks: Sequence[Place], partition: int) -> ReadMessage:
@@ -165,10 +172,9 @@ class StoredEntry(NamedTuple):
     def _of_batch(
         self, batch: bytes, entry: Place, partition: int, max_content: int
     ) -> list[ReadMessage]:
+        self._check_count(len(batch))
         count, at = self.messages, 0
         room = max_content - len(batch)
-        if not 0 < count <= len(batch) // _SIZE:
-            raise MalformedEntryError(f"a batch of {count} messages in {len(batch)} bytes")
         messages = []
         for index in range(count):
             begin = at + _SIZE
@@ -199,6 +205,11 @@ class StoredEntry(NamedTuple):
                 )
             )
         return messages
+
+    def _check_count(self, size: int) -> None:
+        """Compare the number of messages with the size of the batch."""
+        if not 0 < self.messages <= size // _SIZE:
+            raise MalformedEntryError(f"a batch of {self.messages} messages in {size} bytes")
 
     def _decompressed(self, content: bytes) -> bytes:
         kind = self.numbers.get(_COMPRESSION, 0)

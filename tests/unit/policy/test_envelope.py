@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, class_name
 from redrive.policy import envelope
 from redrive.policy.envelope import (
     DEAD_REASON,
@@ -455,6 +455,30 @@ def test_exception_without_readable_text_is_described() -> None:
             raise RuntimeError
 
     assert (describe(BrokenError()).type, describe(BrokenError()).message) == ("BrokenError", "")
+
+
+class Nameless(type):
+    """A class without a readable name."""
+
+    def __getattribute__(cls, name: str) -> object:
+        if name == "__name__":
+            raise RuntimeError
+        return super().__getattribute__(name)
+
+
+def test_exception_without_readable_parts_is_described() -> None:
+    class HiddenError(Exception, metaclass=Nameless):
+        pass
+
+    class UntraceableError(Exception):
+        @property
+        def __traceback__(self) -> None:  # type: ignore[override]  # a broken class
+            raise RuntimeError
+
+    for error in (HiddenError("x"), UntraceableError("x")):
+        cause = describe(error)
+        assert (cause.type, cause.message, cause.trace) == (class_name(error), "", "")
+        assert cause.fingerprint
 
 
 def test_circular_causes_are_cut() -> None:

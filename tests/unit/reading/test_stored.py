@@ -114,7 +114,7 @@ def test_compressed_content_must_match_its_size(codec: str, content: bytes) -> N
 
 
 def test_encrypted_content_stays_as_it_is_stored() -> None:
-    encrypted = encode_nested(13, b"key") + numbers(compression=1, uncompressed=9, in_batch=3)
+    encrypted = encode_nested(13, b"key") + numbers(compression=1, uncompressed=9, in_batch=2)
     (message,) = read(RawEntry(encrypted, b"secret"))
     assert message.data() == b"secret"
     assert message.encryption_context() is not None

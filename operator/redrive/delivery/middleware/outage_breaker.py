@@ -31,7 +31,7 @@ from redrive.delivery.middleware.chain import (
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
 from redrive.delivery.parts import OutageReporter, Parts
 from redrive.delivery.reporting import Name, Reporting
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, class_name
 from redrive.messages import NotSentError, message_id_text
 from redrive.policy.model import OUTAGE, OutageLimits, Policy
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
@@ -48,10 +48,6 @@ _MAX_SHOWN = 256
 _OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.CONSUMER_CRASH}
 
 _log = logging.getLogger(__name__)
-
-
-def _class_name(error: BaseException) -> str:
-    return type(error).__name__
 
 
 def _the_only_one(_message: pulsar.Message) -> str:
@@ -114,7 +110,7 @@ class OutageBreaker(Middleware):
         self,
         limits: OutageLimits | None = None,
         *,
-        cause: Callable[[BaseException], str | None] = _class_name,
+        cause: Callable[[BaseException], str | None] = class_name,
         dependency: Callable[[pulsar.Message], str] = _the_only_one,
     ) -> None:
         for rule in (cause, dependency):
