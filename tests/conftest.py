@@ -282,6 +282,17 @@ def kube_namespace(cluster: Cluster) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="module")
+def shared_namespace(broker: Broker) -> str:
+    """``tenant/namespace`` for tests of one module whose topics have names of their own.
+
+    A new namespace costs the broker as much as the topics of four tests.
+    """
+    tenant = f"t-{secrets.token_hex(4)}"
+    broker.create_namespace(tenant, "test")
+    return f"{tenant}/test"
+
+
 @pytest.fixture
 def pulsar_namespace(broker: Broker) -> Iterator[str]:
     """``tenant/namespace`` for one test, whose topics are unloaded after it.

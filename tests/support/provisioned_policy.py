@@ -207,14 +207,29 @@ ProvisionPolicy = Callable[..., ProvisionedPolicy]
 
 
 @pytest.fixture
-def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[ProvisionPolicy]:
-    """Create a policy's topics, subscriptions and rights; see `_provision_policy` for arguments."""
+def provision_policy(request: pytest.FixtureRequest, broker: Broker) -> Iterator[ProvisionPolicy]:
+    """Create a policy's topics, subscriptions and rights; see `_provision_policy` for arguments.
+
+    The tests of a module share a Pulsar namespace; one that changes its namespace uses the fixture
+    `pulsar_namespace`.
+    """
+    alone = "pulsar_namespace" in request.fixturenames
+    namespace = request.getfixturevalue("pulsar_namespace" if alone else "shared_namespace")
+    made: list[Policy] = []
     with ExitStack() as closing:
 
         def provision_policy(**choices: Any) -> ProvisionedPolicy:  # noqa: ANN401 - passed on
-            return _provision_policy(broker, pulsar_namespace, closing, **choices)
+            topic = choices.pop("topic", "orders")
+            name = topic if alone else f"{topic}-{secrets.token_hex(3)}"
+            provisioned = _provision_policy(broker, namespace, closing, topic=name, **choices)
+            made.append(provisioned.policy)
+            return provisioned
 
         yield provision_policy
+    for policy in () if alone else made:
+        topics = [policy.topic, policy.retry_topic, policy.dead_letter_topic]
+        for topic in [*topics, *([policy.sequences_topic] if policy.sequenced else [])]:
+            broker.request("PUT", f"{path(topic)}/unload")  # like those of `pulsar_namespace`
 
 
 def _provision_policy(  # noqa: PLR0913 - options of tests
@@ -222,7 +237,7 @@ def _provision_policy(  # noqa: PLR0913 - options of tests
     namespace: str,
     closing: ExitStack,
     *,
-    topic: str = "orders",
+    topic: str,
     delays: Sequence[str] = ("1s",),
     max_retries: int = 16,
     dead_letters: bool = True,

@@ -16,7 +16,10 @@ from tests.support.documented import CONSUMER_METRICS, JAVA, READ, RUNBOOKS, blo
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 
-pytestmark = pytest.mark.xdist_group("java")
+pytestmark = [
+    pytest.mark.xdist_group("java"),
+    pytest.mark.usefixtures("pulsar_namespace"),  # which they change or name
+]
 JAVA_RELEASE = 8  # the newest that the compiler knows well enough
 PROGRAM = """
 import java.io.ByteArrayOutputStream;

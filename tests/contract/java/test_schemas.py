@@ -20,7 +20,10 @@ from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.schemas import enforce
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("java")
+pytestmark = [
+    pytest.mark.xdist_group("java"),
+    pytest.mark.usefixtures("pulsar_namespace"),  # which they change or name
+]
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
 SOON = timedelta(seconds=180)

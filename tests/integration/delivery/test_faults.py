@@ -197,6 +197,7 @@ def test_client_closed_at_any_moment_blocks_no_thread(
         consumer.close()
 
 
+@pytest.mark.usefixtures("pulsar_namespace")  # which it changes
 def test_refused_subscription_type_names_the_setting(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     namespace = provisioned.policy.topic.namespace_name

@@ -309,6 +309,7 @@ print("ended", flush=True)
 """
 
 
+@pytest.mark.usefixtures("pulsar_namespace")  # which it changes
 def test_program_that_can_open_no_producer_ends_without_abort(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:

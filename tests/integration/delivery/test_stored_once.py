@@ -151,6 +151,7 @@ def test_hops_to_a_topic_that_grows_are_stored_once(provision_policy: ProvisionP
 SLOW = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
 
 
+@pytest.mark.usefixtures("pulsar_namespace")  # which it changes
 @pytest.mark.parametrize("whole_namespace", [False, True])
 def test_hops_to_a_slow_topic_are_stored_once(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, whole_namespace: bool
