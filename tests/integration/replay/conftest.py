@@ -256,8 +256,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[ProvisionPolicy]:
-    """Make a policy's topics, subscriptions and rights, as the operator does."""
+def provision_policy(request: pytest.FixtureRequest, broker: Broker) -> Iterator[ProvisionPolicy]:
+    """Make a policy's topics, subscriptions and rights, as the operator does.
+
+    The tests of a module share a Pulsar namespace; one that changes its namespace, or names other
+    topics in it, uses the fixture `pulsar_namespace`.
+    """
+    alone = "pulsar_namespace" in request.fixturenames
+    namespace = request.getfixturevalue("pulsar_namespace" if alone else "shared_namespace")
+    suffix = "" if alone else f"-{secrets.token_hex(3)}"
+    made: list[Policy] = []
     token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
@@ -272,10 +280,11 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
         )
         closing.callback(client.close)
         policy = Policy(
-            TopicName.parse(f"persistent://{pulsar_namespace}/{topic}"),
+            TopicName.parse(f"persistent://{namespace}/{topic}{suffix}"),
             subscription,
             dead_letter_subscription=dead_letter_subscription,
         )
+        made.append(policy)
         provisioned = ProvisionedPolicy(broker, client, policy)
         provisioned.create(policy.retry_topic, policy.subscription, partitions)
         provisioned.create(
@@ -297,6 +306,9 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
 
     with ExitStack() as closing:
         yield provision_policy
+    for policy in () if alone else made:
+        for topic in (policy.retry_topic, policy.dead_letter_topic, policy.ledger_topic):
+            broker.request("PUT", f"/admin/v2/{topic_path(topic)}/unload")
 
 
 @contextmanager

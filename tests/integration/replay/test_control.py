@@ -37,7 +37,7 @@ from tests.support.local_runs import (
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 COUNT = 1_200
 SENT = 400
 """Messages that a run sends before its author or its target changes."""

@@ -39,6 +39,7 @@ from tests.support.waiting import wait_until
 REPLAYS_PAGE = "docs/reference/replays.md"
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("pulsar_namespace")
 
 
 def test_selective_run_leaves_the_rest_to_the_next_run(

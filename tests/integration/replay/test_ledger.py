@@ -31,7 +31,7 @@ from tests.support.local_runs import Notes, job_of
 ProvisionPolicy = Callable[..., Any]
 
 
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 
 
 def test_compaction_leaves_nothing_of_a_removed_record(

@@ -27,7 +27,10 @@ from tests.support.subscriptions import drain
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.usefixtures("_often")]
+pytestmark = [
+    pytest.mark.usefixtures("replay_token"),
+    pytest.mark.usefixtures("_often", "pulsar_namespace"),
+]
 COUNT = 600
 AGAIN = "again"
 EARLIEST = {"ledgerId": -1, "entryId": -1}

@@ -18,7 +18,7 @@ from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
 from tests.support.schemas import enforce
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 
 
 def record(**fields: pulsar.schema.Field) -> type[pulsar.schema.Record]:

@@ -12,7 +12,7 @@ from redrive.errors import RedriveError
 from tests.support.local_runs import replay
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 
 
 def set_on_namespace(provisioned: Any, setting: str, value: object) -> None:  # noqa: ANN401

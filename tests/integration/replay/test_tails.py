@@ -28,7 +28,7 @@ from tests.support.local_runs import (
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 
 
 class Dies(Local):

@@ -42,7 +42,7 @@ from tests.support.reasons import raises
 from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 COUNT = 600
 RIGHTS = ("produce", "consume")
 
