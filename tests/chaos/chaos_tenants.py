@@ -35,7 +35,7 @@ __all__ = ["shop"]
 OBJECTS = 150
 GENUINE = 30
 """Dead letters of the victim in each Replay."""
-FAULTY_SHARE = 1 / 5
+FAULTY_SHARE = 1 / 8
 """Share of the requests of the operator that the API server answers wrongly."""
 LONG_ROLES = [f"thief-{'x' * 55}-{number:02}" for number in range(32)]
 """As many and as long as a policy may have."""
