@@ -65,11 +65,16 @@ class Listening:
 
 
 @pytest.fixture
-def provisioned(kind: str, provision_policy: ProvisionPolicy) -> Any:  # noqa: ANN401
+def provisioned(
+    kind: str,
+    pulsar_namespace: str,
+    provision_policy: ProvisionPolicy,
+) -> Any:  # noqa: ANN401
+    """Resources of a policy, in a namespace where a consumer creates no subscription."""
     provisioned = provision_policy(partitions=2, retry_rights=["produce"])
     provisioned.broker.request(
         "POST",
-        f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/autoSubscriptionCreation",
+        f"/admin/v2/namespaces/{pulsar_namespace}/autoSubscriptionCreation",
         {"allowAutoSubscriptionCreation": False},
     ).check("let nobody subscribe")
     return Listening(provisioned, kind)

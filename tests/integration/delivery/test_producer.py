@@ -356,6 +356,7 @@ PROGRAM = Path(__file__).parents[3] / "docs" / "design" / "numbered_twice.py"
 ROUNDS = 30  # the first one as a rule; on a busy machine the producer may be back too early
 
 
+@pytest.mark.usefixtures("pulsar_namespace")  # for its further topics
 def test_client_has_receipts_for_messages_that_are_lost(
     provision_policy: Callable[..., ProvisionedPolicy],
 ) -> None:

@@ -157,7 +157,7 @@ def check_permitted(replay: Body, ctx: Context) -> None:
     if launched is None or not resources.is_owned_by(launched.application, replay):
         return
     through = launch.launched_through(launched.application)
-    is_known = bool(through.name)  # earlier operators did not record it
+    is_known = bool(through.name)  # not if the annotation was changed
     if not is_known or launched.launcher.run(launched.application).phase in FINAL:
         return
     try:

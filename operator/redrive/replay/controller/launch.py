@@ -67,10 +67,10 @@ def _prefix(kind: Resource) -> str:
 
 
 def launched_through(application: Body) -> Key:
-    """Return the connection that permitted an application; one with an empty name if unknown."""
+    """Return the connection that permitted an application; one with empty names if unknown."""
     text = (application["metadata"].get("annotations") or {}).get(CONNECTION, "")
     namespace, _, name = text.partition("/")
-    return Key(namespace, name)
+    return Key(namespace, name) if namespace and name else Key("", "")
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,9 @@ def test_launch_records_the_connection_that_the_cache_retains(launcher: Launcher
     made["metadata"] = {**made["metadata"], "uid": "u", "resourceVersion": "1"}
     kept = keep_of(launcher.resource)(made)
     assert launch.launched_through(kept) == launch.launched_through(made) == Key("shop", "main")
+    for changed in ("", "main", "/main", "shop/"):
+        made["metadata"]["annotations"]["redrive.io/connection"] = changed
+        assert launch.launched_through(made) == Key("", "")  # counts for each connection
 
 
 def test_job_has_one_pod_of_its_template_and_no_spark() -> None:
