@@ -156,7 +156,7 @@ class StoredEntry(NamedTuple):
                 return self._of_batch(content, chunks[-1], partition, max_content)
         elif _IN_BATCH in self.numbers:
             compressed = bool(self.numbers.get(_COMPRESSION))
-            self._check_count(self.numbers.get(_UNCOMPRESSED, 0) if compressed else len(content))
+            self._check_count(self._uncompressed_size() if compressed else len(content))
         return [self._message(chunks, partition, content)]
 
     def oversized(self, chunks: Sequence[Place], partition: int) -> ReadMessage:
@@ -215,13 +215,18 @@ class StoredEntry(NamedTuple):
         kind = self.numbers.get(_COMPRESSION, 0)
         if not kind:
             return content
-        size = self.numbers.get(_UNCOMPRESSED, 0)
-        if size > MAX_CONTENT:
-            raise MalformedEntryError(f"{size} bytes, more than {MAX_CONTENT}")
+        size = self._uncompressed_size()
         try:
             return _decompressed(kind, content, size)
         except (KeyError, OSError, ValueError, zlib.error, MemoryError) as error:
             raise MalformedEntryError(f"not {size} bytes of compression {kind}") from error
+
+    def _uncompressed_size(self) -> int:
+        """Return the size that the producer stated, which is within the limit."""
+        size = self.numbers.get(_UNCOMPRESSED, 0)
+        if size > MAX_CONTENT:
+            raise MalformedEntryError(f"{size} bytes, more than {MAX_CONTENT}")
+        return size
 
 
 class MessagePlace(NamedTuple):

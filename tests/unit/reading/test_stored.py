@@ -124,6 +124,13 @@ def test_encrypted_content_stays_as_it_is_stored() -> None:
     assert message.data() == b"xyz...xyz..."
 
 
+@pytest.mark.parametrize("size", [stored.MAX_CONTENT + 1, 2**32 - 1])
+def test_encrypted_batch_of_unlimited_size_is_malformed(size: int) -> None:
+    batch = numbers(compression=1, uncompressed=size, in_batch=2)
+    with pytest.raises(MalformedEntryError, match=f"{size} bytes, more than"):
+        read(RawEntry(encode_nested(13, b"key") + batch, b"secret"))
+
+
 @pytest.mark.parametrize("name", HARMFUL)
 def test_harmful_entry_shows_no_message(name: str) -> None:
     try:
