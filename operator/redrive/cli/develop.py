@@ -145,7 +145,9 @@ def read_manifests(file: str, namespace: str) -> Manifests:
     return manifests
 
 
-NAME_WITHOUT_FILE = "NAME selects one of several policies in a file; POLICY is not a file"
+NAME_WITHOUT_FILE = (
+    "NAME selects one of several policies in a file; POLICY is not a file: leave NAME out"
+)
 
 
 def is_file(name: str) -> bool:

@@ -75,6 +75,18 @@ class DirectAccess:
         direct = ["--direct"] if self.is_direct else []
         return [*direct, *(word for pair in pairs_of_options for word in pair)]
 
+    def check(self) -> None:
+        """Check that an option of `--direct` is not ignored.
+
+        Raises:
+            UsageError: `--direct` is missing.
+        """
+        if not self.is_direct and (words := self.words()):
+            options = " and ".join(words[::2])
+            raise click.UsageError(
+                f"use {options} only with --direct; add it, or leave {options} out"
+            )
+
 
 @dataclass(frozen=True)
 class InspectionRequest:
@@ -181,8 +193,6 @@ class InspectionRequest:
         return policy.dead_letter_topic, policy.dead_letter_subscription
 
     def _of_cluster(self) -> tuple[TopicName, str]:
-        if self.name is not None:
-            raise click.UsageError(NAME_WITHOUT_FILE)
         cluster = Cluster(self.flags)
         body = cluster.get(POLICIES, cluster.namespace, self.policy)
         spec, status = parse_spec(RetryPolicySpec, body), body.get("status") or {}
@@ -215,6 +225,9 @@ def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
         select = selected(options)
         direct = ("is_direct", "service_url", "admin_url", "token_file", "ca_file")
         access = DirectAccess(*(options.pop(option) for option in direct))
+        access.check()
+        if name is not None and not is_file(policy):
+            raise click.UsageError(NAME_WITHOUT_FILE)
         choice = _choice(select)
         logging.getLogger("redrive").addHandler(logging.NullHandler())
         own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}

@@ -274,6 +274,14 @@ def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
         (["peek", "./absent.yaml", "--limit", "501"], "--limit of peek is at most 500"),
         (["peek", "orders", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
         (["peek", "./absent.yaml", "--id", "x"], "the id of a message must be ledger:entry"),
+        (["peek", "orders", "other"], "POLICY is not a file: leave NAME out"),
+        (["causes", "orders", "other"], "POLICY is not a file: leave NAME out"),
+        (["export", "orders", "other", *DIRECT, "--to", "x"], "POLICY is not a file"),
+        (["peek", "orders", *DIRECT[1:3]], "--service-url only with --direct; add it, or leave"),
+        (
+            ["causes", "orders", "--token-file", __file__],
+            "--token-file only with --direct; add it, or leave --token-file out",
+        ),
     ],
 )
 def test_wrong_usage_is_refused(
