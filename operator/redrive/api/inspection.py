@@ -69,8 +69,9 @@ class ReturnedMessages(ApiModel):
     `redrive peek` makes one for each call. Who has its private key can read them."""
 
     limit: Annotated[int, Strict(), Field(ge=1, le=MAX_RETURNED)] = RETURNED
-    """Maximum number of messages, the newest selected ones, 1 to 500. The oldest of these are left
-    out if they do not fit into 256 KiB of encrypted and compressed text. Defaults to 20."""
+    """Maximum number of messages, the newest selected ones, 1 to 500. Their encrypted and
+    compressed text has at most 256 KiB. A message that does not fit alone is left out. Of the
+    others, the oldest are left out until the rest fits. Defaults to 20."""
 
     payload: Annotated[
         ReturnedPayload,

@@ -179,7 +179,8 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
     matched = run_of(body)["matched"]
     say("\n".join(summary_of(request, run_of(body))))
     if len(records) < min(limit, matched):
-        say(f"newest {len(records)} of {matched}: more do not fit; select fewer, such as by --id")
+        extent = f"{len(records)} of the newest {min(limit, matched)}"
+        say(f"{extent}: more do not fit; select fewer, such as by --id, or read with --direct")
     elif len(records) < matched:
         more = request.hint("peek", "--limit", str(MAX_RETURNED))
         say(f"newest {len(records)} of {matched}; more: {more}")

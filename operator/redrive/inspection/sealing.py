@@ -23,8 +23,8 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection.payloads import MessageRecord
 
 MAX_OPENED = 32 * 2**20
-"""Bytes of decrypted records, which a job of another version could compress to any length."""
-_KEY_BYTES = 32
+"""Bytes of decrypted records, as JSON. A job of another version could compress any length."""
+_KEY_BYTES, _TAG_BYTES = 32, 16
 _NONCE = bytes(12)
 """The same each time: no key encrypts twice."""
 
@@ -63,6 +63,8 @@ class Recipient:
 def seal(records: Sequence[MessageRecord], recipient: str, uid: str, max_length: int) -> str:
     """Encrypt as many of the first *records* as fit into *max_length* characters of base64.
 
+    A record that does not fit alone is left out. The JSON has at most `MAX_OPENED` bytes.
+
     Args:
         records: the first ones are preferred; without a record the text has 80 characters.
         recipient: public key.
@@ -72,11 +74,19 @@ def seal(records: Sequence[MessageRecord], recipient: str, uid: str, max_length:
     Raises:
         InvalidSpecError: *recipient* is not a public key.
     """
-    count = len(records)
-    while len(sealed := _sealed(records[:count], recipient, uid)) > max_length and count:
+    max_bytes = max_length // 4 * 3 - _KEY_BYTES - _TAG_BYTES
+    fitting = [record for record in records if _share([record], max_bytes) <= 1]
+    count = len(fitting)
+    while count > 1 and (share := _share(fitting[:count], max_bytes)) > 1:
         # Sizes differ, so the share that fits is an estimate: the loop corrects it.
-        count = min(count - 1, count * max_length // len(sealed))
-    return sealed
+        count = max(1, min(count - 1, int(count / share)))
+    return _sealed(fitting[:count], recipient, uid)
+
+
+def _share(records: Sequence[MessageRecord], max_bytes: int) -> float:
+    """Return the size of *records* relative to their limits: at most 1 if they fit."""
+    content = json.dumps(records).encode()
+    return max(len(content) / MAX_OPENED, len(zlib.compress(content)) / max_bytes)
 
 
 def _sealed(records: Sequence[MessageRecord], recipient: str, uid: str) -> str:

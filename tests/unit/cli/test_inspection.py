@@ -375,7 +375,7 @@ def test_peek_in_cluster_names_messages_that_do_not_fit(
 ) -> None:
     monkeypatch.setattr(InspectingCluster, "fitting", 1)
     assert main(["peek", "orders"]) == 0
-    assert "newest 1 of 3: more do not fit; select fewer" in capsys.readouterr().err
+    assert "1 of the newest 3: more do not fit; select fewer" in capsys.readouterr().err
 
 
 class InspectorsCluster(InspectingCluster):

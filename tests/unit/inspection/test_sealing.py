@@ -15,6 +15,7 @@ from tests.support.dead_letter_rows import dead_letter
 
 UID = "6f1c"
 RECORD = Recorder(lambda _: None)
+REVEALED = Recorder(lambda _: None, reveals=True)
 
 
 def records(count: int) -> list[MessageRecord]:
@@ -77,6 +78,31 @@ def test_first_records_that_fit_are_sealed(share: float) -> None:
 def test_record_that_does_not_fit_leaves_none() -> None:
     recipient = Recipient()
     assert recipient.open(seal(records(1), recipient.public_key, UID, 90), UID) == []
+
+
+def test_record_that_does_not_fit_alone_is_left_out() -> None:
+    recipient, (*sent, last) = Recipient(), records(4)
+    values = {str(n): hashlib.sha256(bytes([n])).hexdigest() for n in range(200)}
+    long = REVEALED(dead_letter(9, properties=values))
+    sealed = seal([long, *sent, long, last], recipient.public_key, UID, 4_000)
+    assert recipient.open(sealed, UID) == [*sent, last]
+
+
+def test_first_record_that_fits_alone_is_kept() -> None:
+    recipient, (first, second, third) = Recipient(), records(3)
+    first["trace"] = [hashlib.sha256(bytes([n])).hexdigest() for n in range(100)]
+    length = len(seal([first], recipient.public_key, UID, 2**18))
+    sealed = seal([first, second, third], recipient.public_key, UID, length)
+    assert recipient.open(sealed, UID) == [first]
+
+
+def test_sealed_records_are_never_too_long_to_open() -> None:
+    recipient = Recipient()
+    # JSON writes six characters for each: 6 MiB of a record, and 36 MiB of the one left out.
+    sent = [REVEALED(dead_letter(n, properties={"x": "\x01" * 2**20})) for n in range(6)]
+    long = REVEALED(dead_letter(9, properties={"x": "\x01" * 6 * 2**20}))
+    sealed = seal([long, *sent], recipient.public_key, UID, 2**18)
+    assert recipient.open(sealed, UID) == sent[:5]
 
 
 def test_recipient_without_order_is_refused() -> None:
