@@ -66,7 +66,7 @@ class ReturnedMessages(ApiModel):
         ),
     ]
     """Public key of X25519, in base64, for which the messages are encrypted: 44 characters.
-    `redrive peek` makes one for each call. Who has its private key can read them."""
+    `redrive peek` makes one for each call. Only its private key decrypts them."""
 
     limit: Annotated[int, Strict(), Field(ge=1, le=MAX_RETURNED)] = RETURNED
     """Maximum number of messages, the newest selected ones, 1 to 500. Their encrypted and
@@ -78,8 +78,8 @@ class ReturnedMessages(ApiModel):
         *one_of(ReturnedPayload, "`payload` must be Masked or Clear", "use one of Masked, Clear"),
     ] = ReturnedPayload.MASKED
     """`Masked`: types and lengths of values, and hashes of keys. `Clear`: clear text, with payloads
-    up to 64 KiB. Its author needs the verb `reveal` on inspections, and `inspection.clearPayloads`
-    of the connection must allow it. Defaults to Masked."""
+    up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections, and
+    `inspection.clearPayloads` of the connection must allow it. Defaults to Masked."""
 
 
 class InspectionSpec(ApiModel):

@@ -348,7 +348,7 @@ def _inspects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_inspects")
-def test_peek_in_cluster_opens_what_the_job_sealed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_peek_in_cluster_shows_sealed_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["peek", "orders", "--limit", "2", "-o", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     check(shown, SCHEMAS["$defs"]["InspectedMessageList"])
@@ -393,7 +393,7 @@ class InspectorsCluster(InspectingCluster):
         yield SimpleNamespace(objects=({**body, "status": status},), error=None)
 
 
-def test_inspection_counts_causes_for_who_may_not_replay(
+def test_caller_without_replays_counts_by_an_inspection(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (cluster_causes, inspection_run):
