@@ -61,8 +61,10 @@ async def operator_in_process(
 
 
 async def _show(kubernetes: FakeKubernetes, ctx: Context) -> None:
-    """Put written objects into the caches, like watches."""
+    """Put written objects into the caches, like watches; Secrets have none."""
     while True:
         write = await kubernetes.written()
-        ctx.caches[write.resource].put(write.body)
+        cache = ctx.caches.get(write.resource)
+        if cache is not None:
+            cache.put(write.body)
         kubernetes.writes.clear()
