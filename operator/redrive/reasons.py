@@ -413,9 +413,10 @@ class Reason(enum.StrEnum):
         "the BrokerConnection does not permit Inspections of waiting retries",
         "inspect dead letters, or set `inspection.retryTopics: Allowed` there")
     CLEAR_TEXT_NOT_PERMITTED = _ReasonRow("ClearTextNotPermitted", STALLED,
-        "the BrokerConnection or the installation does not permit Inspections in clear text",
-        "use `payload: Masked`, or set `inspection.clearPayloads: Allowed` and install the "
-        "admission policies of the chart")
+        "the BrokerConnection or the installation does not permit Inspections in clear text, or "
+        "this one has not started within 10 minutes of its creation",
+        "create another Inspection: with `payload: Masked`, or after setting "
+        "`inspection.clearPayloads: Allowed` and installing the admission policies of the chart")
     INSPECTION_ROLE_NOT_GRANTED = _ReasonRow("InspectionRoleNotGranted", RECONCILING,
         "the RetryPolicy has not granted the inspection role its right yet",
         "wait; see the conditions of the RetryPolicy if it stays")

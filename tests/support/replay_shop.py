@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from redrive.api import Body
+from redrive.kube.resources import REQUESTED_BY
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -131,10 +132,14 @@ class Shop:
         authentication = {"type": "Token", "token": token}
         self.declare(inspection={"role": "inspector", "authentication": authentication, **more})
 
-    def inspect(self, name: str, **spec: object) -> None:
-        """Make an Inspection of the policy."""
+    def inspect(self, name: str, author: str = "", **spec: object) -> None:
+        """Make or change an Inspection of the policy, which names its *author* if one is given."""
+        metadata: dict[str, Any] = {"name": name, "namespace": self.name}
+        if author:
+            metadata["annotations"] = {REQUESTED_BY: author}
         spec = {"policyRef": {"name": "orders"}, **spec}
-        self.apply("redrive.io/v1beta1", "Inspection", name, spec=spec)
+        manifest = {"apiVersion": "redrive.io/v1beta1", "kind": "Inspection", "metadata": metadata}
+        self.sandbox.cluster.objects.apply(manifest | {"spec": spec})
 
     def inspection(self, name: str, reason: str = "") -> dict[str, Any]:
         """Wait until an Inspection has ended, or its Ready condition has *reason*."""

@@ -79,7 +79,9 @@ class ReturnedMessages(ApiModel):
     ] = ReturnedPayload.MASKED
     """`Masked`: types and lengths of values, and hashes of keys. `Clear`: clear text, with payloads
     up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections, and
-    `inspection.clearPayloads` of the connection must allow it. Defaults to Masked."""
+    `inspection.clearPayloads` of the connection must allow it. The verb is checked at the creation;
+    an Inspection that starts within 10 minutes of it runs, a later one is Failed. Defaults to
+    Masked."""
 
 
 class InspectionSpec(ApiModel):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import filterfalse
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -75,6 +76,9 @@ _GRACE_SECONDS = 60
 """Time after the deadline in which a job can report that it has exceeded it."""
 _GRANTS_SECONDS = 5.0
 """Maximum age of the grants that pending Inspections of all namespaces read."""
+_PERMITTED_FOR = timedelta(minutes=10)
+"""Time from the creation of an Inspection in clear text, when the right of its author is checked,
+until its latest start."""
 _WITHDRAWN = {
     Reason.CONNECTION_NOT_FOUND,
     Reason.NAMESPACE_NOT_ALLOWED,
@@ -83,7 +87,11 @@ _WITHDRAWN = {
     Reason.CLEAR_TEXT_NOT_PERMITTED,
 }
 """Errors that end a running Inspection."""
-_FINAL_REASONS = {Reason.INVALID_SPEC, Reason.INSPECTION_FAILED}
+_FINAL_REASONS = {
+    Reason.INVALID_SPEC,
+    Reason.INSPECTION_FAILED,
+    Reason.CLEAR_TEXT_NOT_PERMITTED,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -198,8 +206,9 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         policy = ctx.policies.get(policy_key_of(inspection))
         error = error if policy is None else shown_to(policy, error)
         shown, requeue = _explained(inspection, error, run), requeue_of(error)
-        if run is None and requeue is Requeue.BACKOFF:
-            requeue = Requeue.SLOW_BACKOFF  # any number of Inspections may wait for one cause
+        if run is None and (requeue is Requeue.BACKOFF or _reveals(inspection)):
+            # Any number of Inspections may wait for one cause. In clear text, none waits for long.
+            requeue = Requeue.SLOW_BACKOFF
     return requeue if await _publish(shown, ctx) else Requeue.BACKOFF
 
 
@@ -216,15 +225,24 @@ async def _publish(shown: _Shown, ctx: Context) -> bool:
     except ConflictError:
         return False
     if is_over:
-        own: dict[str, Any] = {
-            "from": after["spec"].get("from", InspectedMessages.DEAD_LETTER.value)
-        }
-        own["messages"] = InspectionStatus.of(after).run.messages
-        messages = after["spec"].get("messages") or {}  # of any form, if the spec is invalid
-        own["reveals"] = messages.get("payload") == ReturnedPayload.CLEAR
-        record = audit_record(after, "inspection", conditions[0].reason, own)
-        audit_log.info("Inspection ended: %s", record)
+        audit_log.info("Inspection ended: %s", _record(after, conditions[0].reason))
     return not is_over  # the next reconcile begins to wait for the deletion
+
+
+def _record(inspection: Body, result: str) -> str:
+    """Return the audit record of an Inspection, whose spec may be invalid."""
+    own: dict[str, Any] = {
+        "from": inspection["spec"].get("from", InspectedMessages.DEAD_LETTER.value)
+    }
+    own["messages"] = InspectionStatus.of(inspection).run.messages
+    own["reveals"] = _reveals(inspection)
+    return audit_record(inspection, "inspection", result, own)
+
+
+def _reveals(inspection: Body) -> bool:
+    """Return True if the spec, which may be invalid, asks for clear text."""
+    messages = inspection["spec"].get("messages") or {}  # the schema permits mappings only
+    return bool(messages.get("payload") == ReturnedPayload.CLEAR)
 
 
 async def _delete_if_over(inspection: Body, ctx: Context) -> Requeue:
@@ -297,8 +315,10 @@ def _job_key(inspection: Body) -> Key:
 
 
 async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
-    _check_running(inspection, ctx)  # first: the end of one wakes all that wait
     key, spec = Key.of(inspection), ctx.inspections.derive(_spec, inspection)
+    if spec.reveals:
+        _check_age(inspection, ctx)
+    _check_running(inspection, ctx)  # early: the end of one wakes all that wait
     body = ready_policy(policy_key_of(inspection), ctx)
     reference, connection, _, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
@@ -337,6 +357,11 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     await check_prerequisites(wanted, through, lent_objects(identity), None, ctx)
     # A failed reading is not repeated: its error is in the status.
     wanted = replace(wanted, retries=0)
+    if spec.reveals:
+        # Before the Job exists: its author may delete the Inspection at any time after. The cache
+        # retains a part of the spec.
+        launched = await ctx.kubernetes.get(resources.INSPECTIONS, key)
+        audit_log.info("Inspection starts: %s", _record(launched, Reason.PROGRESSING))
     return await ctx.kubernetes.create(JOB.resource, JOB.manifest(wanted))
 
 
@@ -377,6 +402,22 @@ def _identity(
     return identity
 
 
+def _check_age(inspection: Body, ctx: Context) -> None:
+    """Check that the author of an Inspection in clear text had the right to it recently.
+
+    Raises:
+        ClearTextNotPermitted: the right may have been withdrawn since.
+    """
+    created = datetime.fromisoformat(inspection["metadata"]["creationTimestamp"])
+    if ctx.clock() - created > _PERMITTED_FOR:
+        raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
+            "this Inspection in clear text has not started within 10 minutes of its creation, when "
+            "the right of its author was checked",
+            got=f"created at {written(created)}",
+            remedy="create another Inspection",
+        )
+
+
 def _check_clear_text(identity: InspectionIdentity, through: Key, ctx: Context) -> None:
     """Check that messages may be returned in clear text, by authors whose right is checked.
 
@@ -386,12 +427,14 @@ def _check_clear_text(identity: InspectionIdentity, through: Key, ctx: Context) 
     if not ctx.settings.clear_payloads:
         raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
             "this installation has no admission policy that checks the right to clear text",
-            remedy="install it (admissionPolicy.create in the Helm chart), or use payload: Masked",
+            remedy="create another Inspection after it is installed (admissionPolicy.create in the "
+            "Helm chart), or one with payload: Masked",
         )
     if identity.clear_payloads is not InspectionPermission.ALLOWED:
         raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
             f"the BrokerConnection {through} does not permit Inspections in clear text",
-            remedy="set its inspection.clearPayloads to Allowed, or use payload: Masked",
+            remedy="create another Inspection after its inspection.clearPayloads is Allowed, or "
+            "one with payload: Masked",
         )
 
 

@@ -272,18 +272,29 @@ def test_inspection_in_clear_text_needs_the_verb_reveal(
         bind(cluster, kube_namespace, f"rights-inspector.{release}", user)
     bind(cluster, kube_namespace, f"rights-revealer.{release}", "clear")
 
-    def inspect(user: str, payload: str) -> None:
+    author = "redrive.io/requested-by"
+
+    def inspect(user: str, payload: str, **annotations: str) -> None:
         body = manifest("Inspection", messages={"recipient": "A" * 43 + "=", "payload": payload})
-        body["metadata"] = {"name": f"{user}-{payload.lower()}"}
+        body["metadata"] = {"name": f"{user}-{payload.lower()}", "annotations": annotations}
         cluster.objects_as(user).create(body, kube_namespace)
 
     needed = "needs the verb reveal on inspections"
-    wait_until_refused(lambda: inspect("masked", "Clear"), needed)
+    wait_until_refused(lambda: inspect("masked", "Clear", **{author: "masked"}), needed)
     inspect("masked", "Masked")
     kind = "inspections.redrive.io"
     wait_until(lambda: may(cluster, "clear", "create", kind, kube_namespace))
     wait_until(lambda: may(cluster, "clear", "reveal", kind, kube_namespace))
-    inspect("clear", "Clear")
+    named = "of an Inspection in clear text must name its author; got '{}'; write 'clear'"
+    with pytest.raises(SandboxError, match=named.format("")):
+        inspect("clear", "Clear")
+    inspect("clear", "Clear", **{author: "clear"})
+    for name in (None, "admin"):  # also by those who may change it
+        change = {"metadata": {"annotations": {author: name}}}
+        with pytest.raises(SandboxError, match=named.format(name or "")):
+            cluster.objects.patch("inspection", "clear-clear", change, kube_namespace)
+    longer = {"spec": {"ttlAfterFinished": "2h"}}
+    cluster.objects.patch("inspection", "clear-clear", longer, kube_namespace)
 
 
 def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> None:

@@ -121,15 +121,18 @@ def test_waiting_retries_need_permission_of_connection(shop: Shop) -> None:
     planted.bury(shop, shop.policy.retry_topic, 2, "Throttled")
     recipient = Recipient()
     messages = {"recipient": recipient.public_key, "payload": "Clear"}
-    shop.inspect("waiting", **{"from": "Retry", "messages": messages})
-    refused = shop.inspection("waiting", "RetriesNotInspected")
-    shop.declare_inspection(retryTopics="Allowed")
-    masked = shop.inspection("waiting", "ClearTextNotPermitted")
+    shop.inspect("waiting", "admin", **{"from": "Retry", "messages": messages})
+    shop.inspect("refused", "admin", messages=messages)
+    waiting = shop.inspection("waiting", "RetriesNotInspected")
+    refused = shop.inspection("refused")
     shop.declare_inspection(retryTopics="Allowed", clearPayloads="Allowed")
 
     status = shop.inspection("waiting")
 
-    assert refused["phase"] == masked["phase"] == "Pending"
+    assert (waiting["phase"], refused["phase"]) == ("Pending", "Failed")
+    assert refused["Failed"]["reason"] == "ClearTextNotPermitted"
+    started, *_ = audit_records(shop, "waiting")
+    assert (started["requestedBy"], started["reveals"]) == ("admin", True)
     uid = shop.kubectl("get", "inspection/waiting", "-o", "jsonpath={.metadata.uid}")
     opened = recipient.open(status["run"]["sealedMessages"], uid)
     assert all(part in str(opened) for part in planted.data)

@@ -328,10 +328,13 @@ class InspectingCluster(LostCluster):
     fitting = len(ROWS)
     wanted: ClassVar[list[dict[str, Any]]] = []
     """`spec.messages` of each Inspection."""
+    authors: ClassVar[list[str]] = []
+    """The user that each Inspection names."""
 
     def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
         wanted = body["spec"]["messages"]
         self.wanted.append(wanted)
+        self.authors.append(body["metadata"]["annotations"]["redrive.io/requested-by"])
         records = list(map(Recorder(lambda _: None), ROWS[::-1]))[: self.fitting]
         sealed = seal(records[: wanted["limit"]], wanted["recipient"], "u-x", 2**20)
         counts = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), len(ROWS))
@@ -366,6 +369,7 @@ def test_peek_in_cluster_shows_sealed_messages(capsys: pytest.CaptureFixture[str
 def test_revealed_peek_in_cluster_asks_for_clear_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["peek", "orders", "--reveal"]) == 0
     assert InspectingCluster.wanted[-1]["payload"] == "Clear"
+    assert InspectingCluster.authors[-1] == InspectingCluster.user
     assert "Masked" not in capsys.readouterr().err
 
 

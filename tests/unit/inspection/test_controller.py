@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,6 +39,13 @@ INSPECTOR = {
 KIND = resources.INSPECTIONS
 DEAD_LETTERS = "persistent://shop/prod/orders-fulfilment-DLQ"
 CA = {"caRef": {"name": "ca", "key": "ca.crt"}}
+
+
+REVEALING: dict[str, Any] = {
+    "connected": connection(inspection=INSPECTOR | {"clearPayloads": "Allowed"}),
+    "settings": dataclasses.replace(SETTINGS, clear_payloads=True),
+}
+ELSEWHERE = named("RetryPolicy", "other", policy()["spec"])
 
 
 class Broker:
@@ -85,6 +92,12 @@ NOW = datetime(2026, 11, 22, tzinfo=UTC)
 """The time at which the API server creates objects."""
 
 
+def soon() -> datetime:
+    """Return the latest time at which `inspection` may start in clear text."""
+    created = datetime.fromisoformat(inspection()["metadata"]["creationTimestamp"])
+    return created + timedelta(minutes=10)
+
+
 async def reconciled(  # noqa: PLR0913  parts of a cluster
     body: dict[str, Any],
     *others: dict[str, Any],
@@ -92,12 +105,16 @@ async def reconciled(  # noqa: PLR0913  parts of a cluster
     policies: Sequence[dict[str, Any]] = (),
     jobs: Sequence[Body] = (),
     api: FakeKubernetes | None = None,
+    stored: dict[str, Any] | None = None,
     granted: Sequence[str] = ("inspector",),
     **changes: Any,  # noqa: ANN401  of a Context
 ) -> tuple[Requeue, FakeKubernetes]:
-    """Reconcile one Inspection, and return the API server after it."""
+    """Reconcile one Inspection, and return the API server after it.
+
+    The server has *stored*, if the operator retains only a part of it.
+    """
     api = api or FakeKubernetes()
-    api.add(resources.INSPECTIONS, body, *others)
+    api.add(resources.INSPECTIONS, stored or body, *others)
     template = SETTINGS.replay_template
     assert template is not None
     pod = {"spec": {"containers": [{"image": "job"}]}}
@@ -196,9 +213,29 @@ async def test_clear_text_needs_connection_and_installation(
     permission = {"clearPayloads": "Allowed" if is_allowed else "Never"}
     settings = dataclasses.replace(SETTINGS, clear_payloads=is_checked)
     connected = connection(inspection=INSPECTOR | permission)
-    _, waiting = await reconciled(body, connected=connected, settings=settings)
-    _, running = await reconciled(body, jobs=[job_of(body)], connected=connected, settings=settings)
+    changes: dict[str, Any] = {"connected": connected, "settings": settings, "clock": soon}
+    _, waiting = await reconciled(body, **changes)
+    _, running = await reconciled(body, jobs=[job_of(body)], **changes)
     assert (reason_in(waiting), reason_in(running)) == reasons
+    # It is final: one that was created unchecked does not run once this is permitted.
+    phases = ("Submitted", "Running") if is_allowed and is_checked else ("Failed", "Failed")
+    assert (status_in(waiting)["phase"], status_in(running)["phase"]) == phases
+
+
+@pytest.mark.parametrize("payload", ["Masked", "Clear"])
+async def test_clear_text_starts_soon_after_creation_or_never(payload: str) -> None:
+    """Its author may lose the right that was checked at the creation."""
+    body = inspection(messages={"recipient": "A" * 43 + "=", "payload": payload})
+    _, started = await reconciled(body, **REVEALING, clock=soon)
+    _, late = await reconciled(body, **REVEALING, clock=lambda: soon() + timedelta(seconds=1))
+    is_clear = payload == "Clear"
+    assert reason_in(started) == "Progressing"
+    assert reason_in(late) == ("ClearTextNotPermitted" if is_clear else "Progressing")
+    assert status_in(late)["phase"] == ("Failed" if is_clear else "Submitted")
+    assert bool(late.objects[resources.JOBS]) is not is_clear
+
+    missing, _ = await reconciled(body, **REVEALING | {"policies": [ELSEWHERE]}, clock=soon)
+    assert missing is (Requeue.SLOW_BACKOFF if is_clear else Requeue.ON_CHANGE)
 
 
 async def test_missing_right_of_the_account_is_waited_for() -> None:
@@ -414,6 +451,31 @@ async def test_audit_record_shows_that_text_was_clear(
     (text,) = [r.getMessage() for r in caplog.records if r.name == "redrive.audit"]
     record = json.loads(text.removeprefix("Inspection ended: "))
     assert (record["messages"], record["reveals"]) == (3, payload == "Clear")
+
+
+@pytest.mark.parametrize("payload", ["Masked", "Clear"])
+async def test_audit_log_shows_clear_text_before_its_job_exists(
+    payload: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its author may delete it before its end."""
+    caplog.set_level("INFO", "redrive.audit")
+    messages = {"recipient": "A" * 43 + "=", "payload": payload}
+    body, api = inspection(messages=messages, reason="the alert"), FakeKubernetes()
+    body["metadata"]["annotations"] = {"redrive.io/requested-by": "ann"}
+    lines: list[str] = []
+
+    def look(verb: str, resource: resources.Resource, _key: Key) -> None:
+        if (verb, resource) == ("create", resources.JOBS):
+            lines.extend(r.getMessage() for r in caplog.records if r.name == "redrive.audit")
+
+    api.before = look
+    await reconciled(
+        dict(resources.keep_of(KIND)(body)), api=api, stored=body, **REVEALING, clock=soon
+    )
+    assert api.objects[resources.JOBS]
+    starts = [json.loads(line.removeprefix("Inspection starts: ")) for line in lines]
+    shown = [(r["requestedBy"], r["reason"], r["reveals"], r["result"]) for r in starts]
+    assert shown == ([("ann", "the alert", True, "Progressing")] if payload == "Clear" else [])
 
 
 async def test_unread_report_of_an_ended_job_is_no_end() -> None:
