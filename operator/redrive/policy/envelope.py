@@ -185,7 +185,14 @@ class Cause:
         attempt: int,
         redact: Callable[[str], str],
     ) -> Cause:
-        """Describe *error*, raised by a handler."""
+        """Describe *error*, raised by a handler.
+
+        Raises:
+            TypeError: it is no exception.
+        """
+        if not isinstance(error, BaseException):
+            msg = f"the cause must be an exception: got {error!r}; give what the handler raised"
+            raise TypeError(msg)
         try:
             chain = tuple(
                 _Raised(*_names(type(e)), _shown(_text(e), redact), _calls(e.__traceback__))

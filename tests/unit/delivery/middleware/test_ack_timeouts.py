@@ -144,9 +144,9 @@ def test_settlement_with_invalid_cause_keeps_the_message() -> None:
     consumer.send(b"x")
     message = receive(consumer)
     wrong: Any = "no exception"
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError, match="got 'no exception'"):
         consumer.reconsume_later(message, cause=wrong)
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError, match="got 'no exception'"):
         consumer.negative_acknowledge(message, cause=wrong)
     assert consumer.dead_letters == []
     consumer.advance(TEN)
