@@ -35,7 +35,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.pulsar import Broker
 from sandbox.sandbox import Sandbox, is_described
-from tests.support.namespaces import new_namespace
+from tests.support.namespaces import PolicyNamespace, new_namespace
 from tests.support.run_summary import started_processes, write_summary
 
 # While a broker starts, the time of an example is unlimited. The same tree gives the
@@ -293,6 +293,28 @@ def shared_namespace(broker: Broker) -> str:
     return f"{tenant}/test"
 
 
+def unload(broker: Broker, namespace: str, topic: str) -> None:
+    path = f"/admin/v2/persistent/{namespace}/{quote(topic, safe='')}"
+    broker.request("PUT", f"{path}/unload")
+
+
+@pytest.fixture
+def policy_namespace(request: pytest.FixtureRequest, broker: Broker) -> Iterator[PolicyNamespace]:
+    """The namespace for the policies of one test: that of its module, with names of their own.
+
+    A test that changes its namespace, or names other topics in it, uses the fixture
+    `pulsar_namespace`, which is this one then.
+    """
+    if "pulsar_namespace" in request.fixturenames:
+        yield PolicyNamespace(request.getfixturevalue("pulsar_namespace"), "")
+        return
+    shared = request.getfixturevalue("shared_namespace")
+    namespace = PolicyNamespace(shared, f"-{secrets.token_hex(3)}")
+    yield namespace
+    for topic in namespace.topics:  # like those of `pulsar_namespace`
+        unload(broker, shared, topic.local)
+
+
 @pytest.fixture
 def pulsar_namespace(broker: Broker) -> Iterator[str]:
     """``tenant/namespace`` for one test, whose topics are unloaded after it.
@@ -304,7 +326,5 @@ def pulsar_namespace(broker: Broker) -> Iterator[str]:
     tenant = f"t-{secrets.token_hex(4)}"
     broker.create_namespace(tenant, "test")
     yield f"{tenant}/test"
-    topics = f"/admin/v2/persistent/{tenant}/test"
-    for topic in json.loads(broker.request("GET", topics).body):
-        local = quote(topic.rpartition("/")[2], safe="")
-        broker.request("PUT", f"{topics}/{local}/unload")
+    for topic in json.loads(broker.request("GET", f"/admin/v2/persistent/{tenant}/test").body):
+        unload(broker, f"{tenant}/test", topic.rpartition("/")[2])

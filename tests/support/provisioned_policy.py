@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.deduplication import await_deduplication, enable_deduplication
+from tests.support.namespaces import PolicyNamespace, grant_all
 from tests.support.subscriptions import drain, stats
 
 
@@ -170,17 +171,7 @@ class ProvisionedPolicy:
 
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Grant the consumer role exactly *actions* on *topic*."""
-        self.grant_all({topic: actions})
-
-    def grant_all(self, rights: Mapping[TopicName, Sequence[str]]) -> None:
-        """Grant the consumer role exactly these actions on these topics of one namespace."""
-        grants = [
-            {"topic": str(topic), "role": self.role, "actions": actions}
-            for topic, actions in rights.items()
-        ]
-        self.broker.request("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grants).check(
-            f"grant {rights}"
-        )
+        grant_all(self.broker, self.role, {topic: actions})
 
     def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
         """Create *topic*, partitioned if it has any, with a subscription from its first message."""
@@ -207,37 +198,24 @@ ProvisionPolicy = Callable[..., ProvisionedPolicy]
 
 
 @pytest.fixture
-def provision_policy(request: pytest.FixtureRequest, broker: Broker) -> Iterator[ProvisionPolicy]:
-    """Create a policy's topics, subscriptions and rights; see `_provision_policy` for arguments.
-
-    The tests of a module share a Pulsar namespace; one that changes its namespace uses the fixture
-    `pulsar_namespace`.
-    """
-    alone = "pulsar_namespace" in request.fixturenames
-    namespace = request.getfixturevalue("pulsar_namespace" if alone else "shared_namespace")
-    made: list[Policy] = []
+def provision_policy(
+    broker: Broker, policy_namespace: PolicyNamespace
+) -> Iterator[ProvisionPolicy]:
+    """Create a policy's topics, subscriptions and rights; see `_provision_policy` for arguments."""
     with ExitStack() as closing:
 
         def provision_policy(**choices: Any) -> ProvisionedPolicy:  # noqa: ANN401 - passed on
-            topic = choices.pop("topic", "orders")
-            name = topic if alone else f"{topic}-{secrets.token_hex(3)}"
-            provisioned = _provision_policy(broker, namespace, closing, topic=name, **choices)
-            made.append(provisioned.policy)
-            return provisioned
+            return _provision_policy(broker, policy_namespace, closing, **choices)
 
         yield provision_policy
-    for policy in () if alone else made:
-        topics = [policy.topic, policy.retry_topic, policy.dead_letter_topic]
-        for topic in [*topics, *([policy.sequences_topic] if policy.sequenced else [])]:
-            broker.request("PUT", f"{path(topic)}/unload")  # like those of `pulsar_namespace`
 
 
 def _provision_policy(  # noqa: PLR0913 - options of tests
     broker: Broker,
-    namespace: str,
+    namespace: PolicyNamespace,
     closing: ExitStack,
     *,
-    topic: str,
+    topic: str = "orders",
     delays: Sequence[str] = ("1s",),
     max_retries: int = 16,
     dead_letters: bool = True,
@@ -250,7 +228,7 @@ def _provision_policy(  # noqa: PLR0913 - options of tests
     dead_letter_partitions: int = 0,
     retry_rights: Sequence[str] = ("consume", "produce"),
 ) -> ProvisionedPolicy:
-    source, subscription = TopicName.parse_whole(f"persistent://{namespace}/{topic}"), "fulfilment"
+    source, subscription = namespace.source(topic), "fulfilment"
     policy = Policy(
         topic=source,
         subscription=subscription,
@@ -279,7 +257,8 @@ def _provision_policy(  # noqa: PLR0913 - options of tests
     if sequenced:
         provisioned.create(policy.sequences_topic, naming.LEDGER_SUBSCRIPTION, 0)
         rights[policy.sequences_topic] = ["consume", "produce"]
-    provisioned.grant_all(rights)
+    namespace.topics.extend(rights)
+    grant_all(broker, provisioned.role, rights)
     await_deduplication(broker, policy.retry_topic, of_retry)
     await_deduplication(broker, policy.dead_letter_topic, dead_letter_partitions)
     return provisioned

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ from tests.support.deduplication import (
     deduplicate,
     enable_deduplication,
 )
+from tests.support.namespaces import PolicyNamespace, grant_all
 from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
@@ -180,16 +181,7 @@ class ProvisionedPolicy:
 
     def grant(self, topic: TopicName, *actions: str) -> None:
         """Let the replay role do *actions* on *topic*, and nothing else there."""
-        self.grant_all({topic: actions})
-
-    def grant_all(self, rights: Mapping[TopicName, Sequence[str]]) -> None:
-        """Let the replay role do these actions on these topics, and nothing else there."""
-        grants = [
-            {"topic": str(topic), "role": ROLE, "actions": actions}
-            for topic, actions in rights.items()
-        ]
-        path = "/admin/v2/namespaces/grantPermissionsOnTopics"
-        self.broker.request("POST", path, grants).check(f"grant {rights}")
+        grant_all(self.broker, ROLE, {topic: actions})
 
     def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
         """Create *topic* with a subscription from its first message."""
@@ -256,16 +248,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def provision_policy(request: pytest.FixtureRequest, broker: Broker) -> Iterator[ProvisionPolicy]:
-    """Make a policy's topics, subscriptions and rights, as the operator does.
-
-    The tests of a module share a Pulsar namespace; one that changes its namespace, or names other
-    topics in it, uses the fixture `pulsar_namespace`.
-    """
-    alone = "pulsar_namespace" in request.fixturenames
-    namespace = request.getfixturevalue("pulsar_namespace" if alone else "shared_namespace")
-    suffix = "" if alone else f"-{secrets.token_hex(3)}"
-    made: list[Policy] = []
+def provision_policy(
+    broker: Broker, policy_namespace: PolicyNamespace
+) -> Iterator[ProvisionPolicy]:
+    """Make a policy's topics, subscriptions and rights, as the operator does."""
     token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
@@ -280,11 +266,10 @@ def provision_policy(request: pytest.FixtureRequest, broker: Broker) -> Iterator
         )
         closing.callback(client.close)
         policy = Policy(
-            TopicName.parse(f"persistent://{namespace}/{topic}{suffix}"),
+            policy_namespace.source(topic),
             subscription,
             dead_letter_subscription=dead_letter_subscription,
         )
-        made.append(policy)
         provisioned = ProvisionedPolicy(broker, client, policy)
         provisioned.create(policy.retry_topic, policy.subscription, partitions)
         provisioned.create(
@@ -293,22 +278,19 @@ def provision_policy(request: pytest.FixtureRequest, broker: Broker) -> Iterator
         if deduplicate:
             enable_deduplication(broker, policy.retry_topic)
         provisioned.create(policy.ledger_topic, LEDGER_SUBSCRIPTION, 0)
-        provisioned.grant_all(
-            {
-                policy.retry_topic: retry_rights,
-                policy.dead_letter_topic: ("consume",),
-                policy.ledger_topic: ("produce", "consume"),
-            }
-        )
+        rights = {
+            policy.retry_topic: retry_rights,
+            policy.dead_letter_topic: ("consume",),
+            policy.ledger_topic: ("produce", "consume"),
+        }
+        policy_namespace.topics.extend(rights)
+        grant_all(broker, ROLE, rights)
         if deduplicate:
             await_deduplication(broker, policy.retry_topic, partitions)
         return provisioned
 
     with ExitStack() as closing:
         yield provision_policy
-    for policy in () if alone else made:
-        for topic in (policy.retry_topic, policy.dead_letter_topic, policy.ledger_topic):
-            broker.request("PUT", f"/admin/v2/{topic_path(topic)}/unload")
 
 
 @contextmanager
