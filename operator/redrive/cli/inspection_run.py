@@ -20,7 +20,7 @@ from redrive.inspection.sealing import Recipient
 from redrive.kube.resources import INSPECTIONS, POLICIES
 
 WORDS = {"DeadLetter": "dead letters", "Retry": "messages that wait for a retry"}
-TTL = "5m"
+_TTL = "5m"
 """Time after its end when an Inspection of a command is deleted."""
 
 
@@ -44,7 +44,7 @@ def inspected(request: InspectionRequest, command: str, **messages: object) -> B
         "select": select or None,
         "newest": MAX_NEWEST if request.reads_all else None,
         "messages": messages or None,
-        "ttlAfterFinished": TTL,
+        "ttlAfterFinished": _TTL,
         "reason": command,
     }
     created = cluster.create(INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec))

@@ -75,12 +75,12 @@ def seal(records: Sequence[MessageRecord], recipient: str, uid: str, max_length:
         InvalidSpecError: *recipient* is not a public key.
     """
     max_bytes = max_length // 4 * 3 - _KEY_BYTES - _TAG_BYTES
-    fitting = [record for record in records if _share([record], max_bytes) <= 1]
-    count = len(fitting)
-    while count > 1 and (share := _share(fitting[:count], max_bytes)) > 1:
-        # Sizes differ, so the share that fits is an estimate: the loop corrects it.
-        count = max(1, min(count - 1, int(count / share)))
-    return _sealed(fitting[:count], recipient, uid)
+    if _share(records, max_bytes) > 1:
+        records = [record for record in records if _share([record], max_bytes) <= 1]
+        while len(records) > 1 and (share := _share(records, max_bytes)) > 1:
+            # Sizes differ, so the share that fits is an estimate: the loop corrects it.
+            records = records[: max(1, min(len(records) - 1, int(len(records) / share)))]
+    return _sealed(records, recipient, uid)
 
 
 def _share(records: Sequence[MessageRecord], max_bytes: int) -> float:
