@@ -106,6 +106,8 @@ class _Judged(NamedTuple):
 
     def is_of(self, policy: Body, connection: Body | None) -> bool:
         """Return True if later versions of the objects have the same request."""
+        if self.policy is policy and self.connection is connection:
+            return True
         return not (
             needs_reconcile(self.policy, policy)
             or needs_reconcile(self.connection, connection)
@@ -207,12 +209,11 @@ class Conflicts:
             return None
         connection = ctx.connections.get(connection_of(body))
         judged = self._judged.get(key)
-        if judged is not None and judged.policy is body and judged.connection is connection:
-            return judged.request
-        is_valid = judged is not None and judged.is_of(body, connection)
-        request = judged.request if judged is not None and is_valid else _admitted(body, ctx)
-        self._judged[key] = _Judged(body, connection, request)
-        return request
+        if judged is None or not judged.is_of(body, connection):
+            judged = _Judged(body, connection, _admitted(body, ctx))
+        # With the last versions: to compare the same ones again takes no time.
+        self._judged[key] = judged._replace(policy=body, connection=connection)
+        return judged.request
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
