@@ -372,7 +372,8 @@ class Reason(enum.StrEnum):
         "the operator's ServiceAccount lacks a permission",
         "install the RBAC rules of the Helm chart", requeue=Requeue.SLOW_BACKOFF)
     KUBERNETES_REFUSED = _ReasonRow("KubernetesRefused", RECONCILING,
-        "the Kubernetes API refuses a call", "read its response in the message")
+        "the Kubernetes API refuses a call, such as by a quota or an admission webhook",
+        "read its response in the message, and correct the cause")
     KUBERNETES_NOT_FOUND = _ReasonRow("KubernetesNotFound", RECONCILING,
         "an object was deleted meanwhile", "wait")
     KUBERNETES_CONFLICT = _ReasonRow("KubernetesConflict", RECONCILING,
@@ -481,11 +482,11 @@ class Reason(enum.StrEnum):
         "[configure a Spark operator for it](../howto/install.md#replays)")
     DRIVER_NOT_STARTED = _ReasonRow("DriverNotStarted", RECONCILING,
         "the driver does not run two minutes after its submission: its pod lacks a Secret, an "
-        "image or a node with room. The message names the pod and, in the namespaces of "
-        "`replay.namespaces`, the cause",
+        "image or a node with room, or a quota or an admission webhook refuses it. The message "
+        "names the pod and, in the namespaces of `replay.namespaces`, the cause",
         "provide it, and the driver starts automatically; see `kubectl describe` of the pod for "
-        "more. After a change of the operator's settings delete the SparkApplication: the operator "
-        "creates it again", requeue=Requeue.SLOW_BACKOFF)
+        "more. After a change of the operator's settings delete the Job or SparkApplication: the "
+        "operator creates it again", requeue=Requeue.SLOW_BACKOFF)
     EXECUTORS_NOT_STARTED = _ReasonRow("ExecutorsNotStarted", RECONCILING,
         "the driver runs, but no executor has run for two minutes or longer: their pods lack an "
         "image, a volume or a node with room, or a quota refuses them. The message names a pod and "

@@ -548,7 +548,7 @@ class ConflictError(KubernetesError):
 
 
 class ForbiddenError(KubernetesError):
-    """The ServiceAccount has no permission (403)."""
+    """The ServiceAccount has no permission (403, unless by admission)."""
 
     reason = Reason.KUBERNETES_FORBIDDEN
 
@@ -576,6 +576,8 @@ _REMEDIES = {
     404: "create it, or install its CustomResourceDefinition",
     409: "the operator retries with the current object",
 }
+_ADMISSION = "exceeded quota", "failed quota", "denied request", "denied the request"
+"""Texts of refusals by quotas, policies and webhooks, which no permission lifts."""
 
 
 def kubernetes_error(call: str, status: int, answer: str) -> KubernetesError:
@@ -584,9 +586,10 @@ def kubernetes_error(call: str, status: int, answer: str) -> KubernetesError:
         message = str(json.loads(answer)["message"])[:2000]
     except (ValueError, KeyError, TypeError, RecursionError):
         message = f"and {len(answer)} characters that are not an error of an API server"
-    kind = UnavailableError if status >= 500 else KubernetesError  # noqa: PLR2004
-    return _KINDS.get(status, kind)(
+    code = 0 if any(text in message for text in _ADMISSION) else status
+    kind = UnavailableError if code >= 500 else KubernetesError  # noqa: PLR2004
+    return _KINDS.get(code, kind)(
         f"the Kubernetes API refused to {call}",
         got=f"{status} {message}",
-        remedy=_REMEDIES.get(status, "the operator retries; correct the cause in the message"),
+        remedy=_REMEDIES.get(code, "the operator retries; correct the cause in the message"),
     )

@@ -22,6 +22,7 @@ from redrive.kube import client, resources
 from redrive.kube.client import (
     ForbiddenError,
     Kubernetes,
+    KubernetesError,
     UnavailableError,
     Versions,
     kubernetes_error,
@@ -232,6 +233,25 @@ def test_error_status_with_any_body_is_an_error_of_that_status(status: int) -> N
     for body in (*BODIES, *PAGES, b'{"message": 1}', b'{"message": null}', b'{"message": []}'):
         error = kubernetes_error("GET x", status, body.decode(errors="replace"))
         assert str(status) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        ('User "system:serviceaccount:quota:a" cannot create resource "jobs"', ForbiddenError),
+        ("exceeded quota: small, requested: count/jobs.batch=1, used: 0", KubernetesError),
+        ("failed quota: small: must specify limits.cpu", KubernetesError),
+        ("ValidatingAdmissionPolicy p denied request: no Jobs", KubernetesError),
+    ],
+)
+def test_refusal_by_admission_asks_for_no_permission(
+    cause: str, kind: type[KubernetesError]
+) -> None:
+    message = f'jobs.batch "a" is forbidden: {cause}'
+    error = kubernetes_error("POST x", 403, json.dumps({"message": message}))
+    assert type(error) is kind
+    assert message in str(error)
+    assert ("ServiceAccount" in str(error)) is (kind is ForbiddenError)
 
 
 @pytest.mark.parametrize(

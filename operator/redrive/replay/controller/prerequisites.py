@@ -36,7 +36,7 @@ from redrive.reasons import Reason
 from redrive.replay.controller import rights
 from redrive.replay.controller.admission import admit, former_targets
 from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
-from redrive.replay.controller.spark_operators import SparkRun, find_application
+from redrive.replay.controller.spark_operators import RESTARTING, SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
 
@@ -389,7 +389,7 @@ async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: 
             operator may read pods.
     """
     if run.submitted is not None and now - run.submitted > _START_TIME:
-        await _check_driver(run, ctx)
+        await _check_driver(run, now, ctx)
     launched = reported.start_time or now
     is_spark = run.kind != resources.JOBS.kind
     if (
@@ -401,20 +401,27 @@ async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: 
         await _check_executors(run, now, ctx)
 
 
-async def _check_driver(run: SparkRun, ctx: Context) -> None:
+async def _check_driver(run: SparkRun, now: datetime, ctx: Context) -> None:
     pod, why = f"pod --selector {_selector(run, _DRIVER)}", ""
+    is_job = run.kind == resources.JOBS.kind
     try:
         newest = _newest(await _pods(run, _DRIVER, ctx))
-        if newest is not None:
+        if newest is not None and not (is_job and _has_ended(newest)):
+            if _is_new(newest, now):
+                return  # it replaces one that has failed or was evicted
             pod, why = _named(newest), await _reason(newest, ctx)
-        elif run.kind == resources.JOBS.kind:  # a quota or an admission webhook refuses its pods
+        elif is_job:  # a quota or an admission webhook refuses its pods
             about = f"involvedObject.kind={run.kind},involvedObject.name"
             pod, why = (
                 f"job {run.key.name}",
                 await _last_event(run.key.namespace, f"{about}={run.key.name}", ctx),
             )
+            if newest is not None and not why.startswith("FailedCreate"):
+                return  # the Job controller pauses before the next pod
     except KubernetesError:
-        pass  # the command in the message shows it
+        if run.state == RESTARTING:
+            return  # as above
+        # The command in the message shows it.
     raise Reason.DRIVER_NOT_STARTED.error(
         f"the driver of the {run.kind} {run.key.name} does not run, "
         f"{_START_TIME.total_seconds():.0f} s after it was submitted{why and f': {why}'}",
@@ -485,6 +492,16 @@ def _newest(pods: Iterable[Body]) -> Body | None:
 
 def _named(pod: Body) -> str:
     return f"pod {pod['metadata']['name']}"
+
+
+def _has_ended(pod: Body) -> bool:
+    phase = (pod.get("status") or {}).get("phase")
+    return phase in {"Failed", "Succeeded"} or "deletionTimestamp" in pod["metadata"]
+
+
+def _is_new(pod: Body, now: datetime) -> bool:
+    created = moment_of(pod["metadata"].get("creationTimestamp"))
+    return created is not None and now - created <= _START_TIME
 
 
 def _ready_since(pod: Body) -> datetime | None:

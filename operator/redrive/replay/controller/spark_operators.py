@@ -336,6 +336,8 @@ APACHE = Launcher(
 )
 
 
+RESTARTING = "Restarting"
+"""State of a Job of which a pod has failed. The Job controller pauses before the next pod."""
 _ENDED_SECONDS = 86_400
 """Time for which an ended Job with a time limit is kept, longer than an operator is away."""
 
@@ -386,6 +388,8 @@ def job_run(job: Body) -> SparkRun:
         if condition.get("status") == "True"
     }
     state, phase = "Starting" if "startTime" in status else "", Phase.SUBMITTED
+    if status.get("failed"):
+        state = RESTARTING
     if status.get("ready"):
         state, phase = "Running", Phase.RUNNING
     if "Complete" in conditions:
@@ -393,8 +397,6 @@ def job_run(job: Body) -> SparkRun:
     if "Failed" in conditions:
         state, phase = "Failed", Phase.FAILED
     failure = conditions.get("Failed", {})
-    # After a failure, the Job controller pauses before the next pod.
-    waits = phase is Phase.SUBMITTED and not status.get("failed")
     return SparkRun(
         kind=resources.JOBS.kind,
         key=key,
@@ -402,7 +404,7 @@ def job_run(job: Body) -> SparkRun:
         state=state,
         phase=phase,
         error=": ".join(filter(None, map(failure.get, ("reason", "message")))),
-        submitted=moment_of(status.get("startTime")) if waits else None,
+        submitted=moment_of(status.get("startTime")) if phase is Phase.SUBMITTED else None,
         pods=f"batch.kubernetes.io/job-name={key.name}",
         serving="start the Job controller of the cluster (kube-controller-manager)",
     )

@@ -19,6 +19,7 @@ from redrive.admin.policies import Quotas
 from redrive.api.conditions import ObjectEvent
 from redrive.api.replay_status import ReplayStatus
 from redrive.errors import (
+    RedriveError,
     Requeue,
 )
 from redrive.kube import resources
@@ -599,16 +600,43 @@ async def test_forged_pod_times_are_ignored(api: FakeKubernetes) -> None:
     assert (await look_at_run(api, executor(300)))[0] == "Progressing"
 
 
-async def test_job_whose_pods_are_refused_shows_its_last_event(api: FakeKubernetes) -> None:
+REFUSED = {"reason": "FailedCreate", "message": 'pods "a-x" is forbidden: exceeded quota'}
+CREATED = {"reason": "SuccessfulCreate", "message": "Created pod: a-x"}
+
+
+async def look_at_job(
+    api: FakeKubernetes, event: dict[str, str], *pods: dict[str, Any], failed: int = 0
+) -> str:
+    """Check the pods of a Job that began 121 s ago; return the problem, if there is one."""
     began = wall_clock() - timedelta(seconds=121)
     metadata = {"name": "a", "namespace": "shop", "creationTimestamp": began.isoformat()}
-    run = job_run({"metadata": metadata, "status": {"startTime": began.isoformat()}})
+    status = {"startTime": began.isoformat(), "failed": failed}
+    run = job_run({"metadata": metadata, "status": status})
     of_job = replace(resources.EVENTS, fields="involvedObject.kind=Job,involvedObject.name=a")
-    refused = {"reason": "FailedCreate", "message": 'pods "a-x" is forbidden: exceeded quota'}
-    api.add(of_job, {"metadata": {"name": "e", "namespace": "shop"}, **refused})
+    api.add(of_job, {"metadata": {"name": "e", "namespace": "shop"}, **event})
+    api.add(replace(resources.PODS, selector=run.pods), *pods)
     context = cast("Context", SimpleNamespace(kubernetes=api))
-    with raises(Reason.DRIVER_NOT_STARTED) as refusal:
+    try:
         await check_pods(run, ReplayStatus(), wall_clock(), context)
-    assert "the driver of the Job a does not run, 120 s after it was" in str(refusal.value)
-    assert 'FailedCreate: pods "a-x" is forbidden: exceeded quota; got ' in str(refusal.value)
-    assert "`kubectl --namespace shop describe job a`" in str(refusal.value)
+    except RedriveError as error:
+        return f"{error.reason}: {error}"
+    return ""
+
+
+async def test_job_whose_pods_are_refused_shows_its_last_event(api: FakeKubernetes) -> None:
+    problem = await look_at_job(api, REFUSED)
+    assert "DriverNotStarted: the driver of the Job a does not run, 120 s after it" in problem
+    assert 'FailedCreate: pods "a-x" is forbidden: exceeded quota; got ' in problem
+    assert "`kubectl --namespace shop describe job a`" in problem
+
+
+async def test_replaced_pod_of_a_job_has_time_to_start(api: FakeKubernetes) -> None:
+    """After a failure or an eviction, also in a run that began long ago."""
+    evicted = driver("evicted", ready="False")
+    evicted["metadata"]["deletionTimestamp"] = time_ago(1)
+    assert not await look_at_job(api, CREATED, evicted)
+    failed = driver("failed", seconds=500) | {"status": {"phase": "Failed"}}
+    assert not await look_at_job(api, CREATED, failed, failed=1)
+    assert "exceeded quota" in await look_at_job(api, REFUSED, failed, failed=1)
+    assert "pod driver-late" in await look_at_job(api, CREATED, driver("late", seconds=130))
+    assert not await look_at_job(api, CREATED, driver("next", seconds=100))
