@@ -56,9 +56,13 @@ class LedgerKey:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def derive(cls, master: bytes, ledger: TopicName) -> LedgerKey:
-        """Return the key of the topic *ledger*: the same for each policy that has this ledger."""
-        return cls(hmac.digest(master, _joined("ledger", str(ledger)), hashlib.sha256))
+    def derive(cls, master: bytes, namespace: str, ledger: TopicName) -> LedgerKey:
+        """Return the key of the topic *ledger* for policies of a Kubernetes namespace.
+
+        Another namespace may have a topic of that name at another broker, and its users may read
+        the key.
+        """
+        return cls(hmac.digest(master, _joined("ledger", namespace, str(ledger)), hashlib.sha256))
 
     @property
     def id(self) -> str:

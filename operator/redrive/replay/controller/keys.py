@@ -55,7 +55,7 @@ async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerK
     topic = admitted.job.policy.ledger_topic
     connection = await ctx.brokers.resolve(admitted.connection_ref, admitted.job.namespace)
     secret = operator_secret(template)
-    keys = _derived(await _read(secret, ctx), topic)
+    keys = _derived(await _read(secret, ctx), admitted.job.namespace, topic)
     properties = (await connection.admin.metadata(topic, partitioned=False)).properties
     key_id = properties.get(KEY_ID, "")
     for key in keys:
@@ -127,12 +127,13 @@ async def _read(secret: Key, ctx: Context) -> Body:
         return await ctx.kubernetes.create(resources.SECRETS, body)
 
 
-def _derived(secret: Body, topic: TopicName) -> list[LedgerKey]:
+def _derived(secret: Body, namespace: str, topic: TopicName) -> list[LedgerKey]:
     """Return the keys of a ledger by the operator's Secret, the one of new ledgers first."""
     entries = sorted((secret.get("data") or {}).items(), key=lambda item: item[0] != _CURRENT)
     if not entries or entries[0][0] != _CURRENT:
         return []
-    return [LedgerKey.derive(decoded, topic) for _, text in entries if (decoded := _decoded(text))]
+    masters = filter(None, (_decoded(text) for _, text in entries))
+    return [LedgerKey.derive(master, namespace, topic) for master in masters]
 
 
 def _encoded(key: bytes) -> str:

@@ -92,11 +92,13 @@ def provide_image(api: FakeKubernetes) -> None:
     api.add(resources.SECRETS, {"metadata": OPERATOR_SECRET._asdict(), "data": {"current": MASTER}})
 
 
-def provide(api: FakeKubernetes) -> None:
+def provide(api: FakeKubernetes, namespace: str = "shop") -> None:
     """Add the image, the ServiceAccount and the Secret of jobs."""
     provide_image(api)
-    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
-    api.add(resources.SECRETS, {"metadata": SECRET._asdict() | USABLE})
+    account, secret = (key._replace(namespace=namespace) for key in (ACCOUNT, SECRET))
+    usable = {"annotations": {"redrive.io/usable-by": f"{namespace}/main"}}
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": account._asdict()})
+    api.add(resources.SECRETS, {"metadata": secret._asdict() | usable})
 
 
 async def look(
@@ -375,9 +377,9 @@ async def test_replay_with_prerequisites_is_launched(api: FakeKubernetes) -> Non
     assert [status["phase"] for status in statuses(api)] == ["Submitted"]
 
 
-async def key_of_job(api: FakeKubernetes, context: Context) -> str:
-    """Launch the Replay in *context*; return the key that its pods mount, in hexadecimal digits."""
-    await reconcile(KEY, dataclasses.replace(context, kubernetes=api), asyncio.Lock())
+async def key_of_job(api: FakeKubernetes, context: Context, replay: Key = KEY) -> str:
+    """Launch a Replay in *context*; return the key that its pods mount, in hexadecimal digits."""
+    await reconcile(replay, dataclasses.replace(context, kubernetes=api), asyncio.Lock())
     created = [write.body for write in api.writes if write.verb == "create"]
     secret, application = created[-2:]
     volumes = application["spec"]["driver"]["template"]["spec"]["volumes"]
@@ -404,6 +406,20 @@ async def test_ledger_key_is_the_same_in_each_launch_and_restore() -> None:
     assert MASTER not in str(keys)
 
 
+async def test_other_namespace_gets_another_key_of_a_ledger() -> None:
+    """At a broker of its own it may have any topic, and read the key in its Secrets."""
+    keys = set[str]()
+    for namespace in ("shop", "thief"):
+        bodies = {"policies": policy(), "connections": connection(), "replays": replay()}
+        for body in bodies.values():
+            body["metadata"]["namespace"] = namespace
+        api = storing(bodies["replays"])
+        provide(api, namespace)
+        context = ctx(**{table: [body] for table, body in bodies.items()})
+        keys.add(await key_of_job(api, context, Key(namespace, "now")))
+    assert len(keys) == 2
+
+
 async def test_connection_needs_consent_for_the_key_of_a_ledger() -> None:
     """A connection that names the Secret as its token would send the key to its own broker."""
     earlier = storing(replay())
@@ -425,7 +441,8 @@ async def test_connection_needs_consent_for_the_key_of_a_ledger() -> None:
 
 
 async def test_replay_waits_for_the_lost_key_of_its_ledger() -> None:
-    lost = LedgerKey.derive(b"lost" * 8, TopicName("shop", "prod", "orders-fulfilment-DLQ-LEDGER"))
+    topic = TopicName("shop", "prod", "orders-fulfilment-DLQ-LEDGER")
+    lost = LedgerKey.derive(b"lost" * 8, "shop", topic)
     api, context = storing(replay()), ctx(replays=[replay()])
     provide(api)
     del api.objects[resources.SECRETS][OPERATOR_SECRET]
