@@ -31,7 +31,7 @@ from redrive import __version__
 from redrive.admin.guards import Fence
 from redrive.admin.proxies import proxy_for
 from redrive.api import LauncherName
-from redrive.errors import RedriveError
+from redrive.errors import NOTHING, RedriveError
 from redrive.inspection import controller as inspection
 from redrive.kube import informer, logs
 from redrive.kube.client import is_in_cluster
@@ -210,8 +210,8 @@ async def serve(
             failure = await _supervise(watches, outdated, ending)
     if not outdated.is_set():
         raise RedriveError(
-            "the watches of the Kubernetes API ended",
-            got=failure,
+            f"the watches of the Kubernetes API ended{'' if failure else ', see the log of kopf'}",
+            got=failure or NOTHING,
             remedy="no action needed: this operator exits, and its container is started again",
             reason="WatchesEnded",
         )
