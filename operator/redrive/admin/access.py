@@ -86,6 +86,16 @@ class Credentials(Protocol):
         """
 
 
+MAX_AUTHORITIES = 2**19
+"""Maximum characters of certificate authorities: their parsing blocks the event loop, by 0.2 s for
+a thousand certificates. Those of an operating system have half of this."""
+MAX_CHAIN = 2**16
+"""Maximum bytes of a client certificate with its chain."""
+MAX_KEY = 2**12
+"""Maximum bytes of a private key. One of RSA with 4096 bits has 3.2 KiB; a signature by one with
+16384 bits, in each handshake, blocks the event loop for 0.3 s."""
+
+
 def tls_context(
     *, ca: str | None = None, certificate: bytes | None = None, key: bytes | None = None
 ) -> ssl.SSLContext:
@@ -97,8 +107,11 @@ def tls_context(
         key: in PEM, without a password.
 
     Raises:
-        ValueError: a value is not PEM, or the key does not belong to the certificate.
+        ValueError: a value is not PEM, or too long, or the key does not belong to the certificate.
     """
+    for value, most in ((ca, MAX_AUTHORITIES), (certificate, MAX_CHAIN), (key, MAX_KEY)):
+        if value is not None and len(value) > most:
+            raise ValueError(f"{len(value)} bytes, more than {most}")
     if ca is not None and not ca.strip():
         raise ValueError("it is empty")  # the library would trust this machine's authorities
     try:
@@ -108,6 +121,9 @@ def tls_context(
                 made.load_cert_chain(file, password=_no_password)
     except ssl.SSLError as error:
         raise ValueError(error.reason or "not PEM") from None
+    # A server chooses the group of DHE, and one of 10000 bits blocks the event loop for a second.
+    names = [cipher["name"] for cipher in made.get_ciphers() if cipher["kea"] != "kx-dhe"]
+    made.set_ciphers(":".join(names))
     return made
 
 

@@ -27,7 +27,6 @@ from contextlib import (
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
-    nullcontext,
 )
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -38,7 +37,7 @@ import aiohttp
 from prometheus_client import Counter, Histogram
 from yarl import URL
 
-from redrive.admin.access import Access
+from redrive.admin.access import Access, tls_context
 from redrive.admin.errors import (
     AdminError,
     BrokerUnreachableError,
@@ -48,6 +47,7 @@ from redrive.admin.errors import (
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, guarding
 from redrive.admin.proxies import proxy_for
+from redrive.admin.resolver import FairResolver, namespace_of_call
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
@@ -227,7 +227,6 @@ CALLS_OF_ALL = 100
 for seconds, and answered calls would time out."""
 SLOW_SECONDS = 1.0
 """A slower call releases its slot among all: a broker that hangs delays no other."""
-"""A call that takes longer counts no more among those: a broker that hangs delays no other."""
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 307, 308}
 _SUCCESS = range(200, 300)
@@ -263,15 +262,15 @@ class Call:
 
 
 class Endpoint(NamedTuple):
-    """Address, credentials and call slots of one connection.
+    """Address, credentials and call slots of one connection, or of its issuer of tokens.
 
     Attributes:
-        admin_url: URL of the broker's admin API.
+        url: URL of the broker's admin API, or of the issuer.
         access: credentials to send.
         slots: slots of its calls and of their long answers.
     """
 
-    admin_url: str
+    url: str
     access: Access
     slots: CallSlots
 
@@ -308,7 +307,7 @@ class Http:
             fence: must be open for each write; None allows all writes.
         """
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, resolver=FairResolver()),
             # Cookies of one connection's broker would be sent to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
             # A few bytes may decompress to gigabytes.
@@ -339,7 +338,7 @@ class Http:
 
     async def _answer(self, call: Call, endpoint: Endpoint) -> _Reply:
         """Return the answer of the broker, and record metrics."""
-        outcome, admin_url = "uncallable", endpoint.admin_url
+        outcome, admin_url = "uncallable", endpoint.url
         try:
             with ADMIN_SECONDS.labels(call.method).time():
                 url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
@@ -377,13 +376,7 @@ class Http:
         return answer
 
     async def ask_issuer(
-        self,
-        method: str,
-        url: str,
-        form: Mapping[str, str] | None,
-        tls: ssl.SSLContext | None,
-        *,
-        issuer: str,
+        self, method: str, url: str, form: Mapping[str, str] | None, issuer: Endpoint
     ) -> tuple[int, str]:
         """Return status and text of a token issuer's answer; redirects are not followed.
 
@@ -391,25 +384,21 @@ class Http:
             method: the HTTP method.
             url: the address. Errors do not show it, because another service may have sent it.
             form: fields to send; None sends nothing.
-            tls: TLS settings; None trusts the authorities of this machine.
-            issuer: URL of the issuer for errors.
+            issuer: the issuer, whose URL errors show.
 
         Raises:
             AdminError: its certificate is not trusted, or it does not answer.
         """
         try:
-            address = URL(url)
-            async with self._request(
-                method, address, address.host or "", data=form, ssl=tls or True
-            ) as response:
+            async with self._request(method, URL(url), issuer, data=form) as response:
                 read = read_bounded(response.content.iter_any(), SHORT_ANSWER)
                 return response.status, (await read).decode(errors="replace")
         except aiohttp.ClientConnectorCertificateError as error:
-            raise _refused(issuer, error) from error
+            raise _refused(issuer.url, error) from error
         except (aiohttp.ClientError, OSError, ValueError, AnswerTooLongError) as error:
             too_long = isinstance(error, AnswerTooLongError)
             raise AdminError(
-                f"the issuer of tokens does not answer at {issuer}",
+                f"the issuer of tokens does not answer at {issuer.url}",
                 got=str(error) if too_long else transport_failure(error),
                 remedy="check oauth2.issuerURL, and that it can be reached from here",
                 reason=Reason.ISSUER_FAILED,
@@ -426,14 +415,7 @@ class Http:
         asked = url
         for _ in range(MAX_REDIRECTS):
             async with self._request(
-                call.method,
-                url,
-                endpoint.slots.namespace,
-                seconds=call.seconds,
-                data=body,
-                headers=headers,
-                ssl=endpoint.access.tls or True,
-                slot=endpoint.slots.calls,
+                call.method, url, endpoint, seconds=call.seconds, data=body, headers=headers
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return await self._reply(response, call, endpoint)
@@ -459,39 +441,45 @@ class Http:
         self,
         method: str,
         url: URL,
-        sharer: str,
+        endpoint: Endpoint,
         *,
         seconds: float = WHOLE_SECONDS,
-        slot: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  never changes
         **options: Any,  # noqa: ANN401  as the session takes them
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Wait for a slot, then send; yield the response, to be read within *seconds*.
 
-        Args:
-            sharer: namespace or issuer that the call counts for among all.
-
         Raises:
             TimeoutError: the call timed out.
         """
-        async with slot, self._shared_slot(sharer), _within(seconds):
+        slots, tls = endpoint.slots, endpoint.access.tls
+        if tls is None and url.scheme == "https":
+            tls = default_tls()
+        namespace_of_call.set(slots.namespace)
+        async with slots.calls, self._shared_slot(slots.namespace), _within(seconds):
             proxy = self._proxy_for(str(url.origin()))
             request = self._session.request(
-                method, url, allow_redirects=False, proxy=proxy, **options
+                method, url, allow_redirects=False, proxy=proxy, ssl=tls or True, **options
             )
             async with request as response:
                 yield response
 
     @asynccontextmanager
-    async def _shared_slot(self, sharer: str) -> AsyncIterator[None]:
+    async def _shared_slot(self, namespace: str) -> AsyncIterator[None]:
         """Hold one of the slots of all connections, for at most `SLOW_SECONDS`."""
-        await self._free.acquire(sharer)
+        await self._free.acquire(namespace)
         with ExitStack() as held:
-            held.callback(self._free.release, sharer)
+            held.callback(self._free.release, namespace)
             slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, held.close)
             try:
                 yield
             finally:
                 slow.cancel()
+
+
+@functools.cache
+def default_tls() -> ssl.SSLContext:
+    """Return TLS settings that trust the authorities of this machine."""
+    return tls_context()
 
 
 def _value(call: Call, body: bytes) -> Any:  # noqa: ANN401  JSON

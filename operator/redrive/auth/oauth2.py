@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from redrive.admin.access import same_origin
+from redrive.admin.access import Access, same_origin
 from redrive.admin.errors import AdminError, AuthenticationFailedError
-from redrive.admin.http import Http, parse_answer
+from redrive.admin.http import CallSlots, Endpoint, Http, parse_answer
 from redrive.reasons import Reason
 
 _DISCOVERY = "/.well-known/openid-configuration"
@@ -31,6 +31,7 @@ class Client:
 
     Attributes:
         tls: for connections to the issuer; None trusts the authorities of this machine.
+        namespace: of the connection, whose calls have a share of all.
     """
 
     issuer_url: str
@@ -39,6 +40,7 @@ class Client:
     audience: str | None = None
     scope: str | None = None
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    namespace: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def _is_of_issuer(endpoint: str, issuer_url: str) -> bool:
 async def _ask(
     client: Client, http: Http, method: str, url: str, form: dict[str, str] | None = None
 ) -> dict[str, object]:
-    status, text = await http.ask_issuer(method, url, form, client.tls, issuer=client.issuer_url)
+    slots = CallSlots(1, client.namespace)
+    issuer = Endpoint(client.issuer_url, Access(tls=client.tls), slots)
+    status, text = await http.ask_issuer(method, url, form, issuer)
     try:
         answer = parse_answer(text.encode())
     except ValueError:

@@ -12,7 +12,9 @@ deleted Secret is reported at once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from redrive.admin.access import Access, tls_context
 from redrive.admin.errors import AdminError
+from redrive.admin.fair_slots import FairSlots
 from redrive.admin.http import Http
 from redrive.api.connection import (
     Authentication,
@@ -45,6 +48,11 @@ CACHE_SECONDS = 15.0
 """Seconds that credentials are cached before they are read again."""
 REFUSED_SECONDS = 1.0
 """Minimum interval of reads while a broker refuses them, or while they cannot be read."""
+MAX_PARSED = 64
+"""TLS settings that are kept. Large ones take a megabyte."""
+LONG_PARSE_SECONDS = 0.01
+PAUSES = 4
+"""Pause after a longer parse, as a multiple of its time."""
 _EARLY = 0.2
 """Share of a token's lifetime by which it is renewed before its end."""
 _TRANSIENT = (UnavailableError, AdminError)
@@ -59,16 +67,66 @@ class Material:
 
     Attributes:
         token: token to send; None with a client certificate.
-        ca: certificate authorities to trust, in PEM.
-        certificate: client certificate in PEM, with its `key`.
+        tls: certificate authorities to trust, and a client certificate; None without either.
         lifetime: seconds for which the token is valid; None if unknown.
     """
 
     token: str | None = field(default=None, repr=False)
-    ca: str | None = None
-    certificate: bytes | None = field(default=None, repr=False)
-    key: bytes | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
     lifetime: float | None = field(default=None, compare=False)
+
+
+class TlsFiles:
+    """Parser of certificates and keys; unchanged ones are parsed once.
+
+    OpenSSL blocks the event loop meanwhile, even from a thread. So namespaces take turns, and long
+    files take a part of the time only.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._turns = FairSlots(1)
+        self._parsed: dict[bytes, ssl.SSLContext | ValueError] = {}
+
+    async def parse(
+        self,
+        namespace: str,
+        ca: str | None = None,
+        certificate: bytes | None = None,
+        key: bytes | None = None,
+    ) -> ssl.SSLContext:
+        """Return `tls_context` of files of a namespace.
+
+        Raises:
+            ValueError: as `tls_context` does.
+        """
+        content = hashlib.sha256(repr((ca, certificate, key)).encode()).digest()
+        parsed = self._parsed.get(content)
+        if parsed is None:
+            async with self._turns.slot(namespace):
+                parsed = self._parsed.get(content)
+                if parsed is None:
+                    began = self._clock()
+                    parsed = self._parsed[content] = _parsed(ca, certificate, key)
+                    if len(self._parsed) > MAX_PARSED:
+                        del self._parsed[next(iter(self._parsed))]
+                    if (seconds := self._clock() - began) > LONG_PARSE_SECONDS:
+                        await asyncio.sleep(PAUSES * seconds)
+        if isinstance(parsed, ValueError):
+            raise parsed.with_traceback(None)
+        return parsed
+
+
+def _parsed(
+    ca: str | None, certificate: bytes | None, key: bytes | None
+) -> ssl.SSLContext | ValueError:
+    try:
+        return tls_context(ca=ca, certificate=certificate, key=key)
+    except ValueError as error:
+        return error
 
 
 class KeptCredentials:
@@ -171,6 +229,7 @@ class CredentialReader:
         self._kubernetes = kubernetes
         self._http = http
         self._files = files
+        self._tls_files = TlsFiles()
 
     async def read(self, namespace: str, spec: BrokerConnectionSpec) -> Material:
         """Read the credentials of a connection in *namespace*.
@@ -178,19 +237,20 @@ class CredentialReader:
         Raises:
             RedriveError: a part is missing or invalid.
         """
-        tls = spec.pulsar.tls
-        ca = None if tls is None else await self._ca(namespace, tls.ca_ref)
+        ca, tls = None, None
+        if spec.pulsar.tls is not None:
+            ca, tls = await self._ca(namespace, spec.pulsar.tls.ca_ref)
         match spec.pulsar.authentication:
             case Authentication(token=TokenOrigin() as origin):
-                return Material(token=await self._token(namespace, origin), ca=ca)
+                return Material(token=await self._token(namespace, origin), tls=tls)
             case Authentication(oauth2=OAuth2() as client):
                 issued = await self._issued(namespace, client)
-                return Material(token=issued.token, ca=ca, lifetime=issued.lifetime)
+                return Material(token=issued.token, tls=tls, lifetime=issued.lifetime)
             case Authentication(tls=ClientCertificate() as certificate):
-                pem, key = await self._certificate(Key(namespace, certificate.secret_ref.name))
-                return Material(ca=ca, certificate=pem, key=key)
+                secret = Key(namespace, certificate.secret_ref.name)
+                return Material(tls=await self._certificate(secret, ca))
             case _:
-                return Material(ca=ca)
+                return Material(tls=tls)
 
     async def _token(self, namespace: str, origin: TokenOrigin) -> str:
         if origin.file is not None:
@@ -221,56 +281,53 @@ class CredentialReader:
             )
         return text
 
-    async def _certificate(self, secret: Key) -> tuple[bytes, bytes]:
+    async def _certificate(self, secret: Key, ca: str | None) -> ssl.SSLContext:
+        """Read a client certificate; return TLS settings with it and the valid authorities *ca*."""
         read = self._kubernetes.read_key
         certificate = await read(resources.SECRETS, secret, "tls.crt")
         key = await read(resources.SECRETS, secret, "tls.key")
         try:
-            tls_context(certificate=certificate, key=key)
+            return await self._tls_files.parse(secret.namespace, ca, certificate, key)
         except ValueError as error:
             raise Reason.CERTIFICATE_INVALID.error(
                 f"the Secret {secret} has no certificate with its key",
                 got=str(error),
                 remedy="store them under tls.crt and tls.key, in PEM and without a password",
             ) from None
-        return certificate, key
 
-    async def _ca(self, namespace: str, ref: CaRef) -> str:
-        """Read certificate authorities, and validate them."""
+    async def _ca(self, namespace: str, ref: CaRef) -> tuple[str, ssl.SSLContext]:
+        """Read certificate authorities; return them in PEM, and TLS settings that trust them."""
         kind = {r.kind: r for r in (resources.SECRETS, resources.CONFIG_MAPS)}[ref.kind]
         where = f"{ref.kind} {namespace}/{ref.name}"
         try:
             pem = (
                 await self._kubernetes.read_key(kind, Key(namespace, ref.name), ref.key)
             ).decode()
-            tls_context(ca=pem)
+            return pem, await self._tls_files.parse(namespace, pem)
         except (NotFoundError, ReferenceNotFoundError, ValueError) as error:
             raise Reason.CA_INVALID.error(
                 f"{where} has no certificate authorities under {ref.key!r}",
                 got=str(error),
                 remedy="store them there in PEM, or correct the caRef",
             ) from None
-        return pem
 
     async def _issued(self, namespace: str, spec: OAuth2) -> oauth2.Issued:
         ref = spec.client_secret.secret_ref
         secret = await self._kubernetes.read_secret_key(Key(namespace, ref.name), ref.key)
-        ca = None if spec.ca_ref is None else await self._ca(namespace, spec.ca_ref)
+        tls = None if spec.ca_ref is None else (await self._ca(namespace, spec.ca_ref))[1]
         client = oauth2.Client(
             spec.issuer_url,
             spec.client_id,
             secret,
             audience=spec.audience,
             scope=spec.scope,
-            tls=None if ca is None else tls_context(ca=ca),
+            tls=tls,
+            namespace=namespace,
         )
         return await oauth2.issue(client, self._http)
 
 
 def _access(material: Material, hosts: tuple[str, ...]) -> Access:
-    tls = None
-    if material.ca is not None or material.certificate is not None:
-        tls = tls_context(ca=material.ca, certificate=material.certificate, key=material.key)
     if material.token is None:
-        return Access(tls=tls, hosts=hosts)
-    return Access.bearer(material.token, tls, hosts)
+        return Access(tls=material.tls, hosts=hosts)
+    return Access.bearer(material.token, material.tls, hosts)

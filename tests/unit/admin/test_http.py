@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import threading
 import tracemalloc
@@ -11,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -28,6 +30,7 @@ from redrive.admin.errors import (
     BrokerUnreachableError,
 )
 from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Call, CallSlots, Endpoint, Http
+from redrive.admin.resolver import LOOKUPS_OF_NAMESPACE
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from tests.support.http_server import Answer, serving
@@ -116,6 +119,40 @@ async def test_hanging_calls_of_a_connection_delay_no_other() -> None:
         assert hung == http.CALLS_AT_A_TIME
         back.set()
     assert hung == 60
+
+
+async def test_hanging_name_server_of_a_namespace_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_up, answered, hanging = socket.getaddrinfo, threading.Event(), asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+
+    def hang(host: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        if host != "localhost":
+            loop.call_soon_threadsafe(hanging.release)
+            answered.wait()
+        return look_up("localhost", *arguments, **options)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"partitions": 3})
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        hosts = [*(f"host-{number}" for number in range(40)), "localhost"]
+
+        def ask(host: str, namespace: str) -> asyncio.Task[int]:
+            address, access = f"http://{host}:{URL(url).port}", Access.bearer("x")
+            admin = Admin(opened, address, access, namespace=namespace)
+            return tasks.create_task(admin.partitions(TOPIC))
+
+        sent = [ask(host, "hostile") for host in hosts]
+        for _ in range(LOOKUPS_OF_NAMESPACE):
+            await hanging.acquire()
+        assert await ask("localhost", "shop") == 3
+        assert hanging.locked()
+        assert not any(call.done() for call in sent)
+        answered.set()
+        assert await asyncio.gather(*sent) == [3] * len(sent)
 
 
 async def test_concurrent_calls_of_all_connections_are_limited(
@@ -213,7 +250,7 @@ async def test_oversized_answer_is_not_read_to_its_end() -> None:
         with raises(Reason.UNEXPECTED_ANSWER, match="got 'an answer of more than 24 MiB'"):
             await admin.internal_stats(TOPIC)
         with raises(Reason.ISSUER_FAILED, match="got 'an answer of more than 64 KiB'"):
-            await opened.ask_issuer("GET", url, None, None, issuer=url)
+            await opened.ask_issuer("GET", url, None, Endpoint(url, Access(), CallSlots(1)))
     assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 3
 
 
@@ -253,7 +290,7 @@ async def test_answer_that_is_not_http_is_not_shown(sent: bytes) -> None:
         with pytest.raises(BrokerUnreachableError) as unreachable:
             await Admin(opened, url, Access.bearer("x")).clusters()
         with raises(Reason.ISSUER_FAILED) as failed:
-            await opened.ask_issuer("GET", url, None, None, issuer=url)
+            await opened.ask_issuer("GET", url, None, Endpoint(url, Access(), CallSlots(1)))
     shown = (
         "an answer that is not complete, valid HTTP"
         if sent
@@ -507,6 +544,27 @@ AUTHORITY = trustme.CA()
 def issued(name: str) -> tuple[bytes, bytes]:
     issue = AUTHORITY.issue_cert(common_name=name)
     return issue.cert_chain_pems[0].bytes(), issue.private_key_pem.bytes()
+
+
+def test_handshake_uses_no_group_of_the_servers_choice() -> None:
+    """With DHE, a group of 10,000 bits blocks the event loop for a second."""
+    for context in (http.default_tls(), tls_context(ca=AUTHORITY.cert_pem.bytes().decode())):
+        ciphers = context.get_ciphers()
+        assert {cipher["kea"] for cipher in ciphers} == {"kx-any", "kx-ecdhe"}
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ({"ca": "x" * 2**20}, "1048576 bytes, more than 524288"),
+        ({"certificate": b"x" * 2**20, "key": b""}, "1048576 bytes, more than 65536"),
+        ({"certificate": b"", "key": b"x" * 13_000}, "13000 bytes, more than 4096"),
+    ],
+)
+def test_tls_files_that_take_long_are_refused(files: Any, shown: str) -> None:  # noqa: ANN401
+    """One event loop serves all connections, and OpenSSL blocks it."""
+    with pytest.raises(ValueError, match=shown):
+        tls_context(**files)
 
 
 def test_tls_context_accepts_certificate_with_its_key() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,17 @@ from redrive.admin.http import Http
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.errors import RedriveError
-from redrive.kube import resources
+from redrive.kube import credentials, resources
 from redrive.kube.client import ReferenceNotFoundError, UnavailableError
 from redrive.kube.credentials import (
     CACHE_SECONDS,
+    MAX_PARSED,
+    PAUSES,
     REFUSED_SECONDS,
     CredentialReader,
     KeptCredentials,
     Material,
+    TlsFiles,
 )
 from redrive.kube.resources import Key
 from redrive.reasons import Reason
@@ -287,6 +291,42 @@ async def test_no_authentication_reads_nothing_and_sends_no_token() -> None:
     assert kept.held.headers == {}
     assert kept.held.may_go_to(URL("http://broker-1"), URL("http://main"))
     assert not kept.held.may_go_to(URL("http://broker-1.elsewhere"), URL("http://main"))
+
+
+async def test_unchanged_tls_files_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection reads its files again every second, and a parse blocks all connections."""
+    parses = list[str | None]()
+
+    def parse(*, ca: str | None, **_: object) -> ssl.SSLContext:
+        parses.append(ca)
+        if ca == "bad":
+            raise ValueError(ca)
+        return ssl.create_default_context()
+
+    monkeypatch.setattr(credentials, "tls_context", parse)
+    files = TlsFiles()
+    first = await files.parse("shop", "good")
+    assert await files.parse("billing", "good") is first
+    for _ in range(2):
+        with pytest.raises(ValueError, match="bad"):
+            await files.parse("shop", "bad")
+    assert parses == ["good", "bad"]
+    for number in range(MAX_PARSED):
+        await files.parse("shop", str(number))
+    assert await files.parse("shop", "good") is not first
+
+
+async def test_long_parses_leave_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    times, pauses = iter([0.0, 0.1, 0.2, 0.205]), list[float]()
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    files = TlsFiles(lambda: next(times))
+    for ca in ("long", "short"):
+        with pytest.raises(ValueError, match="not PEM"):
+            await files.parse("shop", ca)
+    assert pauses == [PAUSES * 0.1]
 
 
 CREDENTIALS: list[dict[str, Any]] = [
