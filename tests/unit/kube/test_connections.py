@@ -82,7 +82,7 @@ class Brokers:
     silent: frozenset[str] = frozenset()
 
     async def send(self, _call: object, way: Endpoint) -> list[str]:
-        if way.admin_url in self.silent:
+        if way.url in self.silent:
             raise BrokerUnreachableError("no answer", remedy="wait")
         return []
 
