@@ -38,6 +38,7 @@ from prometheus_client import Counter, Histogram
 from yarl import URL
 
 from redrive.admin.access import Access, tls_context
+from redrive.admin.connector import connector, namespace_of_call
 from redrive.admin.errors import (
     AdminError,
     BrokerUnreachableError,
@@ -47,7 +48,6 @@ from redrive.admin.errors import (
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, guarding
 from redrive.admin.proxies import proxy_for
-from redrive.admin.resolver import FairResolver, namespace_of_call
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
@@ -307,7 +307,7 @@ class Http:
             fence: must be open for each write; None allows all writes.
         """
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False, resolver=FairResolver()),
+            connector=connector(),
             # Cookies of one connection's broker would be sent to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
             # A few bytes may decompress to gigabytes.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import ssl
 import threading
+import time
 import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -25,12 +28,20 @@ from yarl import URL
 from redrive.admin import client, errors, http
 from redrive.admin.access import Access, tls_context
 from redrive.admin.client import Admin
+from redrive.admin.connector import (
+    BURST_SECONDS,
+    LOOKUPS_OF_NAMESPACE,
+    READING_SHARE,
+    TURN_SECONDS,
+    FairHandler,
+    ReadingShares,
+    namespace_of_call,
+)
 from redrive.admin.errors import (
     BrokerFailedError,
     BrokerUnreachableError,
 )
 from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Call, CallSlots, Endpoint, Http
-from redrive.admin.resolver import LOOKUPS_OF_NAMESPACE
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from tests.support.http_server import Answer, serving
@@ -153,6 +164,47 @@ async def test_hanging_name_server_of_a_namespace_delays_no_other(
         assert not any(call.done() for call in sent)
         answered.set()
         assert await asyncio.gather(*sent) == [3] * len(sent)
+
+
+async def test_slow_parses_pause_the_reading_of_their_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that sends chunks of one byte without end would keep the event loop busy."""
+    now, seconds = 1_000.0, itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: next(seconds))
+    later = Mock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
+    shares = ReadingShares(lambda: now)
+
+    def connected(namespace: str) -> tuple[FairHandler, Mock]:
+        namespace_of_call.set(namespace)
+        handler, transport = FairHandler(shares), Mock()
+        handler.set_response_params()
+        handler.connection_made(transport)
+        return handler, transport
+
+    def counts() -> list[tuple[int, int]]:
+        return [(t.pause_reading.call_count, t.resume_reading.call_count) for t in transports]
+
+    answer = b"HTTP/1.1 102 Processing\r\n\r\n"
+    (hostile, first), (_, second) = connected("hostile"), connected("hostile")
+    hostile.data_received(answer)
+    hostile.resume_reading(resume_parser=False)  # by the library, which has read its buffer
+    (reused, fourth), (_, fifth) = connected("hostile"), connected("shop")
+    transports = (first, second, connected("hostile")[1], fourth, fifth)
+    namespace_of_call.set("shop")
+    reused.set_response_params()  # another namespace has a connection to the same broker
+    assert counts() == [(1, 0), (0, 0), (1, 0), (1, 1), (0, 0)]
+
+    ((pause, resume, namespace),) = (call.args for call in later.call_args_list)
+    assert pause == pytest.approx(1 / READING_SHARE - BURST_SECONDS)
+    now += pause
+    resume(namespace)
+    assert [count for count in counts() if count == (1, 0)] == [(1, 0)]
+    resume(namespace)
+    resume(namespace)
+    assert counts() == [(1, 1), (0, 0), (1, 1), (1, 2), (0, 0)]
+    assert {call.args[0] for call in later.call_args_list[1:]} == {TURN_SECONDS}
 
 
 async def test_concurrent_calls_of_all_connections_are_limited(
