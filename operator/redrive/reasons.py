@@ -418,6 +418,9 @@ class Reason(enum.StrEnum):
         "this one has not started within 10 minutes of its creation",
         "create another Inspection: with `payload: Masked`, or after setting "
         "`inspection.clearPayloads: Allowed` and installing the admission policies of the chart")
+    DESTINATION_NOT_FOUND = _ReasonRow("DestinationNotFound", STALLED,
+        "the BrokerConnection names no such destination for files of Inspections",
+        "correct `export.destination`, or add it to `inspection.destinations` there")
     INSPECTION_ROLE_NOT_GRANTED = _ReasonRow("InspectionRoleNotGranted", RECONCILING,
         "the RetryPolicy has not granted the inspection role its right yet",
         "wait; see the conditions of the RetryPolicy if it stays")

@@ -252,6 +252,20 @@ AdminUrl = Annotated[
     ),
 ]
 
+EndpointUrl = Annotated[
+    str,
+    Field(max_length=MAX_TOPIC),
+    Form(
+        r"https?://[^\s/@?#]+/?",
+        "`endpointURL` must be http://host:port or https://host:port, without user or password",
+        "use the address of an object store with the API of S3",
+        hides=_MORE_THAN_AN_ADDRESS,
+    ),
+]
+
+_FOLDER = "/[A-Za-z0-9_=][-A-Za-z0-9_=.]*"
+MAX_DESTINATIONS = 16
+
 HostPattern = Annotated[
     str,
     Field(max_length=253),
@@ -324,6 +338,38 @@ class InspectionPermission(enum.StrEnum):
     ALLOWED = "Allowed"
 
 
+class Destination(ApiModel):
+    """A place for files of Inspections: a folder of an object store, or of a volume."""
+
+    name: RuleName
+    """Name of the destination, unique in the connection: 1 to 63 lower-case letters, digits and
+    '-'. Inspections refer to it. Example: `archive`."""
+
+    uri: Annotated[
+        str,
+        Field(max_length=MAX_TOPIC),
+        Form(
+            rf"s3://[a-z0-9][-a-z0-9.]{{1,61}}[a-z0-9]({_FOLDER})*/?|file://({_FOLDER})+/?",
+            "`uri` must be s3://bucket, s3://bucket/folder or file:///folder",
+            "use a bucket, or the path at which the default job template mounts a volume",
+            hides=_MORE_THAN_AN_ADDRESS,
+        ),
+    ]
+    """Folder of the files: `s3://bucket/folder`, or `file:///folder` for a folder that exists in
+    the pods, at which the default job template of the connection mounts a volume. A file is written
+    below it, as `NAMESPACE/POLICY/INSPECTION-UID` with the extension of its format. Example:
+    `s3://dead-letters/prod`."""
+
+    endpoint_url: Annotated[EndpointUrl | None, Field(alias="endpointURL")] = None
+    """Address of another object store with the API of S3: `http://host:port` or
+    `https://host:port`. Defaults to AWS, in the region of the bucket."""
+
+    secret_ref: SecretName | None = None
+    """A Secret in the namespaces of the Inspections, whose keys `access-key-id` and
+    `secret-access-key` are mounted by their pods, with the consent of its owner. Defaults to the
+    credentials of the environment, such as those of the ServiceAccount on AWS."""
+
+
 class InspectionIdentity(JobIdentity):
     """Pulsar role of the jobs of Inspections, and their credentials."""
 
@@ -355,6 +401,11 @@ class InspectionIdentity(JobIdentity):
     """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""
+
+    destinations: Annotated[
+        tuple[Destination, ...], Field(max_length=MAX_DESTINATIONS, json_schema_extra=BY_NAME)
+    ] = ()
+    """Places at which Inspections may write files. Defaults to none: Inspections write no file."""
 
 
 class PulsarBroker(ApiModel):

@@ -6,10 +6,11 @@ import enum
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import ConfigDict, Field, Strict, model_validator
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.model import VALIDATIONS, ApiModel, Form, one_of
+from redrive.api.model import VALIDATIONS, ApiModel, Form, at_most_one, one_of
+from redrive.api.permissions import RuleName
 from redrive.api.policy_defaults import bounded_duration
 from redrive.api.replay import (
     Duration,
@@ -45,12 +46,23 @@ class InspectedMessages(enum.StrEnum):
     DEAD_LETTER = "DeadLetter"
     RETRY = "Retry"
 
+    @property
+    def words(self) -> str:
+        """Return the messages for people."""
+        return "dead letters" if self is self.DEAD_LETTER else "messages that wait for a retry"
+
 
 class ReturnedPayload(enum.StrEnum):
     """Form of the messages that an Inspection returns."""
 
     MASKED = "Masked"
     CLEAR = "Clear"
+
+
+Payload = Annotated[
+    ReturnedPayload,
+    *one_of(ReturnedPayload, "`payload` must be Masked or Clear", "use one of Masked, Clear"),
+]
 
 
 class ReturnedMessages(ApiModel):
@@ -73,15 +85,50 @@ class ReturnedMessages(ApiModel):
     compressed text has at most 256 KiB. A message that does not fit alone is left out. Of the
     others, the oldest are left out until the rest fits. Defaults to 20."""
 
-    payload: Annotated[
-        ReturnedPayload,
-        *one_of(ReturnedPayload, "`payload` must be Masked or Clear", "use one of Masked, Clear"),
-    ] = ReturnedPayload.MASKED
+    payload: Payload = ReturnedPayload.MASKED
     """`Masked`: types and lengths of values, and hashes of keys. `Clear`: clear text, with payloads
     up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections, and
     `inspection.clearPayloads` of the connection must allow it. The verb is checked at the creation;
     an Inspection that starts within 10 minutes of it runs, a later one is Failed. Defaults to
     Masked."""
+
+
+class ExportFormat(enum.StrEnum):
+    """Form of a file of messages."""
+
+    PARQUET = "Parquet"
+    JSON_LINES = "JSONLines"
+    HTML = "HTML"
+
+    @property
+    def suffix(self) -> str:
+        """Return the ending of names of such files."""
+        return {"Parquet": "parquet", "JSONLines": "jsonl", "HTML": "html"}[self]
+
+
+class Export(ApiModel):
+    """One file of the selected messages, at a destination of the connection."""
+
+    destination: RuleName
+    """Name of one of `inspection.destinations` of the connection. Example: `archive`."""
+
+    format: Annotated[
+        ExportFormat,
+        *one_of(
+            ExportFormat,
+            "`format` must be Parquet, JSONLines or HTML",
+            "use one of Parquet, JSONLines, HTML",
+        ),
+    ] = ExportFormat.PARQUET
+    """`Parquet` or `JSONLines`: each message, with its payload. `HTML`: a report of their causes,
+    times, keys and sizes as one page, without payloads. Defaults to Parquet."""
+
+    payload: Payload = ReturnedPayload.MASKED
+    """`Masked`: types and lengths of values, hashes of keys, and masked texts. `Clear`: clear text,
+    with the same conditions as for `messages`. Defaults to Masked."""
+
+
+_RESULTS = at_most_one("spec", "messages", "export")
 
 
 class InspectionSpec(ApiModel):
@@ -97,6 +144,7 @@ class InspectionSpec(ApiModel):
                         "select",
                         "newest",
                         "messages",
+                        "export",
                         "deadline",
                         "reason",
                         "ticket",
@@ -104,7 +152,8 @@ class InspectionSpec(ApiModel):
                     "the spec of an Inspection is immutable, except ttlAfterFinished: it is one "
                     "run, like a Job",
                     "create another Inspection",
-                ).to_schema()
+                ).to_schema(),
+                _RESULTS.to_schema(),
             ]
         }
     )
@@ -129,10 +178,13 @@ class InspectionSpec(ApiModel):
 
     newest: Annotated[int, Strict(), Field(ge=1, le=MAX_NEWEST)] = NEWEST
     """Maximum number of entries to read, 1 to 1000000: the newest ones of each partition, and about
-    256 MiB of them. Defaults to 10000."""
+    256 MiB of them; with `export` any size. Defaults to 10000."""
 
     messages: ReturnedMessages | None = None
     """Single messages to return beside the summary, encrypted. Defaults to none."""
+
+    export: Export | None = None
+    """A file to write beside the summary. Defaults to none."""
 
     deadline: Deadline = DEFAULT_DEADLINE
     """Time limit of the job, 1s to 1d. After it the Inspection is Failed. Defaults to 10m."""
@@ -147,10 +199,17 @@ class InspectionSpec(ApiModel):
     ticket: TicketText | None = None
     """Ticket of the Inspection, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
+    @model_validator(mode="after")
+    def _check_results(self) -> Self:
+        if self.messages and self.export:
+            raise ValueError(f"{_RESULTS.problem}; got both; {_RESULTS.remedy}")
+        return self
+
     @property
     def reveals(self) -> bool:
-        """Return True if it returns messages in clear text."""
-        return self.messages is not None and self.messages.payload is ReturnedPayload.CLEAR
+        """Return True if it returns or writes messages in clear text."""
+        results = (self.messages, self.export)
+        return any(result and result.payload is ReturnedPayload.CLEAR for result in results)
 
 
 class InspectedCause(PlannedCauseCount):
@@ -197,6 +256,9 @@ class InspectionRun(LenientStatus):
     sealed_messages: Annotated[str, Field(max_length=MAX_SEALED)] | None = None
     """With `messages`, the newest selected messages, encrypted for its recipient, as base64. Absent
     without a selected message."""
+
+    file: Annotated[str, Field(max_length=2_048)] | None = None
+    """With `export`, address of the file. Absent without a selected message."""
 
     finished: bool | None = None
     """True once the summary is complete."""

@@ -233,6 +233,15 @@ class JobCredentials(BrokerCredentials):
                 reason="CredentialsMissing",
             ) from None
 
+    def object_store_keys(self) -> dict[str, str]:
+        """Return the keys of the destination of an Inspection by name; empty if none are mounted.
+
+        Raises:
+            RedriveError: a file is not readable.
+        """
+        folder = self._folder / "destination"
+        return {file.name: self._text(file) for file in sorted(folder.glob("*-*"))}
+
     def _token(self) -> str | None:
         if self._access.method is Method.TOKEN:
             return self._text(self._folder / "credentials" / "token")

@@ -38,7 +38,8 @@ class BrokerAccess:
     Attributes:
         folder: the root of the mounted files: `credentials/`, with the files `token`, `tls.crt` and
             `tls.key`, or `client-secret`; `ca/ca.crt` and `issuer-ca/ca.crt`, if others than the
-            authorities of the image are trusted; `ledger/key`, the key of the policy's ledger.
+            authorities of the image are trusted; `ledger/key`, the key of the policy's ledger;
+            `destination/`, keys of the object store to which an Inspection writes.
         redirect_hosts: hosts that calls may be redirected to, see `Access.hosts`.
         issuer_url: of OAuth 2.0, as are the following fields; None for other methods.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -19,11 +19,11 @@ import click
 
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
-from redrive.api.inspection import MAX_RETURNED, RETURNED
+from redrive.api.inspection import MAX_RETURNED, RETURNED, ExportFormat
 from redrive.cli.cluster_causes import LONGEST_CAUSE, PLANNED_COLUMNS, count_causes
 from redrive.cli.documents import CauseCount, MalformedEntryRecord, ReplayRecord
 from redrive.cli.inspection_request import InspectionRequest, inspection_options
-from redrive.cli.inspection_run import WORDS, extent_of, one_of, peeked, summary_of
+from redrive.cli.inspection_run import extent_of, one_of, peeked, summary_of, write_file
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
@@ -72,10 +72,13 @@ _CAUSE_COLUMNS = (
 )
 
 
-def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option for the file that a command writes."""
-    kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--to", "target", required=True, type=kind, metavar="FILE", help=text)
+_target_option = click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="DESTINATION|FILE",
+    help="Name of a destination of the connection; with --direct a file.",
+)
 
 
 @click.command()
@@ -194,16 +197,34 @@ def _print_messages(request: InspectionRequest, records: Iterable[MessageRecord]
 
 
 @click.command()
-@_target_option("JSON lines; Parquet if it ends with .parquet.")
+@_target_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["Parquet", "JSONLines"]),
+    help="Form of a file at a destination; defaults to Parquet.",
+)
 @inspection_options
-def export(request: InspectionRequest, target: Path) -> int:
+def export(request: InspectionRequest, target: str, form: str | None) -> int:
     """Write dead letters to a file: all that are selected, the oldest of each partition first.
 
-    Arguments are those of causes; every entry of the topic is read. The file replaces another one
-    when it is complete, and only its owner may read it. Keys and payloads are masked; --reveal
-    writes clear text. Exits with 1 and writes nothing if no message is selected.
+    Arguments are those of causes; every entry of the topic is read, by an Inspection at most
+    1000000. It writes to a destination that the connection of the policy names, such as an object
+    store. With --direct this program writes a FILE, as JSON lines, or as Parquet if it ends with
+    .parquet: it replaces another one when it is complete, and only its owner may read it. Keys and
+    payloads are masked; --reveal writes clear text. Exits with 1 and writes nothing if no message
+    is selected.
     """
     request = replace(request, reads_all=True)
+    if request.is_in_cluster:
+        write_file(request, target, ExportFormat(form or "Parquet"))
+        return 0
+    if form is not None:
+        raise click.UsageError("the name of FILE decides about its format; leave --format out")
+    return _export_directly(request, Path(target))
+
+
+def _export_directly(request: InspectionRequest, target: Path) -> int:
     reading = _planned(request)
     recorder = _recorder(request, reading, max_payload=None)
     write = write_parquet if target.suffix == ".parquet" else write_json_lines
@@ -217,34 +238,28 @@ def export(request: InspectionRequest, target: Path) -> int:
 
 
 @click.command()
-@_target_option("HTML page to write.")
+@_target_option
 @inspection_options
-def report(request: InspectionRequest, target: Path) -> int:
+def report(request: InspectionRequest, target: str) -> int:
     """Write one HTML page with plots: causes, arrivals, age, keys, partitions, sizes, replays.
 
-    Arguments are those of causes. For a policy by name the page has its Replays, as history shows
-    them. It needs no network and has no script, and only its owner may read it. Keys are hashes,
-    and texts are masked; --reveal writes them in clear text. Payloads are not in it.
+    Arguments are those of causes. An Inspection writes the page to a destination that the
+    connection of the policy names. With --direct this program writes a FILE that only its owner may
+    read; for a policy by name it has its Replays, as history shows them. The page needs no network
+    and has no script. Keys are hashes, and texts are masked; --reveal writes them in clear text.
+    Payloads are not in it.
     """
+    if request.is_in_cluster:
+        write_file(request, target, ExportFormat.HTML)
+        return 0
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
     if not summary.groups:
         raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
-    extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
-    facts = ReportFacts(
-        title=WORDS[request.source],
-        topic=str(reading.topic.name),
-        at=now(),
-        lines=[
-            f"{extent} messages; {reading.matched} of them are selected.",
-            f"{reading.malformed_entries} entries can be shown by no client.",
-            "Clear text: do not share." if request.reveals else "Keys and texts are masked.",
-        ],
-        show_key=str if request.reveals else recorder.hash_key,
-        replays=list(map(_replay_row, request.past_replays())),
-    )
-    with private_file(target) as file:
+    replays = list(map(_replay_row, request.past_replays()))
+    facts = ReportFacts.of(reading, request.source, recorder, now(), replays)
+    with private_file(Path(target)) as file:
         file.write(render_report(facts, summary).encode())
     _say_malformed(reading)
     say(f"wrote a report of {reading.matched} messages to {target}")
@@ -309,7 +324,7 @@ def _progress(
     live.clear()
     seconds = time.monotonic() - start
     matched = "" if reading.matched == reading.messages else f"; {reading.matched} are selected"
-    say(f"read {reading.messages} {WORDS[request.source]} ({seconds:.1f} s){matched}")
+    say(f"read {reading.messages} {request.source.words} ({seconds:.1f} s){matched}")
     if reading.is_truncated:
         command = click.get_current_context().info_name or ""
         all_entries = request.hint(command, "--all")
@@ -327,7 +342,7 @@ def _document(
         kind,
         items,
         topic=str(reading.topic.name),
-        source=request.source,
+        source=request.source.value,
         totalEntries=reading.total,
         readEntries=reading.planned,
         read=reading.messages,
@@ -375,7 +390,7 @@ def _say_malformed(reading: TopicReading) -> None:
 
 def _empty(request: InspectionRequest, reading: TopicReading) -> Iterator[str]:
     """Yield the reason why nothing is shown."""
-    words, topic = WORDS[request.source], reading.topic
+    words, topic = request.source.words, reading.topic
     if not reading.total:
         yield (
             f"no {words} in {topic.name}: none came, or the subscription {topic.subscription} "

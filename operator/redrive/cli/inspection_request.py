@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from redrive.api import Body
+from redrive.api.inspection import InspectedMessages
 from redrive.api.model import parse, parse_spec
 from redrive.api.replay import Selection
 from redrive.api.retrypolicy import RetryPolicySpec
@@ -114,9 +115,9 @@ class InspectionRequest:
     output: str | None = None
 
     @property
-    def source(self) -> Literal["DeadLetter", "Retry"]:
+    def source(self) -> InspectedMessages:
         """Return the kind of the topic."""
-        return "Retry" if self.waiting else "DeadLetter"
+        return InspectedMessages.RETRY if self.waiting else InspectedMessages.DEAD_LETTER
 
     def hint(self, command: str, *words: str) -> str:
         """Return a command line for the same messages that can be pasted."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import click
+
 from redrive.api import Body
-from redrive.api.inspection import MAX_NEWEST
+from redrive.api.inspection import MAX_NEWEST, ExportFormat
 from redrive.cli.cluster import Cluster, ClusterError
 from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.output import Live, clean, say
@@ -19,18 +22,18 @@ from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.sealing import Recipient
 from redrive.kube.resources import INSPECTIONS, POLICIES
 
-WORDS = {"DeadLetter": "dead letters", "Retry": "messages that wait for a retry"}
+_DESTINATION = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _TTL = "5m"
 """Time after its end when an Inspection of a command is deleted."""
 
 
-def inspected(request: InspectionRequest, command: str, **messages: object) -> Body:
+def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
     """Run an Inspection, and return it.
 
     Args:
         request: policy and selection.
         command: its reason, for later readers.
-        messages: `spec.messages`.
+        result: `messages` or `export` of its spec, without `payload`.
 
     Raises:
         RedriveError: the Inspection can't be created, or it failed.
@@ -40,13 +43,14 @@ def inspected(request: InspectionRequest, command: str, **messages: object) -> B
     select = {name: value for name, value in request.select.items() if name != "limit"}
     spec: dict[str, Any] = {
         "policyRef": {"name": request.policy},
-        "from": request.source,
+        "from": request.source.value,
         "select": select or None,
         "newest": MAX_NEWEST if request.reads_all else None,
-        "messages": messages or None,
         "ttlAfterFinished": _TTL,
         "reason": command,
     }
+    payload = {"payload": "Clear"} if request.reveals else {}
+    spec |= {name: {**fields, **payload} for name, fields in result.items()}
     created = cluster.create(INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec))
     say(f"inspection.redrive.io/{created['metadata']['name']} reads, and consumes nothing")
     return _ended(request, cluster, created)
@@ -59,12 +63,36 @@ def peeked(request: InspectionRequest, limit: int) -> tuple[Body, list[MessageRe
         RedriveError: the Inspection can't be created, or it failed.
     """
     recipient = Recipient()
-    payload = {"payload": "Clear"} if request.reveals else {}
-    body = inspected(request, "peek", limit=limit, recipient=recipient.public_key, **payload)
+    messages = {"limit": limit, "recipient": recipient.public_key}
+    body = inspected(request, "peek", messages=messages)
     if not run_of(body)["matched"]:
         return body, []
     sealed = run_of(body).get("sealedMessages", "")
     return body, recipient.open(sealed, body["metadata"]["uid"])
+
+
+def write_file(request: InspectionRequest, destination: str, form: ExportFormat) -> None:
+    """Run an Inspection that writes a file.
+
+    Raises:
+        RedriveError: the Inspection can't be created, it failed, or no message is selected.
+        UsageError: only a reader in this program can write so.
+    """
+    request.check_evaluated()
+    if not _DESTINATION.fullmatch(destination):
+        raise click.UsageError(
+            f"in the cluster --to names a destination of the connection, such as archive; got "
+            f"{destination}; a file needs a reader in this program\n{request.direct_hint()}"
+        )
+    if request.choice.limit is not None:
+        raise click.UsageError("--limit is for files of --direct; leave it out")
+    export = {"destination": destination, "format": form.value}
+    body = inspected(request, click.get_current_context().info_name or "", export=export)
+    summary = "\n".join(summary_of(request, run_of(body)))
+    if "file" not in run_of(body):
+        raise RedriveError(summary, remedy="select others")
+    masked = "" if request.reveals else ", masked"
+    say(f"{summary}\nwrote {run_of(body)['matched']} messages to {run_of(body)['file']}{masked}")
 
 
 def extent_of(inspection: Body) -> dict[str, object]:
@@ -80,7 +108,7 @@ def one_of(request: InspectionRequest, fingerprint: str, cause: str) -> str:
 
 def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:
     """Yield the extent of an Inspection."""
-    words = WORDS[request.source]
+    words = request.source.words
     if not run["totalEntries"]:
         yield f"no {words}: none came, or all are acknowledged"
     elif not run["matched"]:

@@ -2,7 +2,8 @@
 
 It reads the messages by position, and writes a summary into the status of the Inspection. Status
 and log contain no message key, no payload, and no text of an unknown error, which may quote them.
-Single messages are encrypted for the recipient that the Inspection names.
+Single messages are encrypted for the recipient that the Inspection names. A file of messages is
+written to a destination that the connection names.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import chain
 
 from redrive.api import Body
 from redrive.api.inspection import (
     MAX_INSPECTED_CAUSES,
     MAX_SEALED,
+    ExportFormat,
     InspectedCause,
     InspectedMessages,
     InspectionRun,
@@ -29,9 +33,11 @@ from redrive.api.replay import MessageSelection
 from redrive.api.replay_status import FINAL, JobFailure
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
+from redrive.inspection.export import destined_file, write_json_lines, write_parquet
 from redrive.inspection.job import InspectionJob
-from redrive.inspection.reader import InspectedTopic, TopicReading, plan_reading
+from redrive.inspection.reader import MAX_BYTES, InspectedTopic, TopicReading, plan_reading
 from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
+from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.kube import logs, resources
@@ -90,8 +96,13 @@ def _read(job: InspectionJob) -> InspectionRun:
         job_credentials(),
     )
     choice = Choice.of(spec.select or MessageSelection())
-    reading = broker.waited(lambda: plan_reading(topic, choice, spec.newest))
-    summary, due = Summary(), time.monotonic() + REPORT_SECONDS
+    is_file = spec.export is not None
+    max_bytes = None if is_file else MAX_BYTES
+    reading = broker.waited(lambda: plan_reading(topic, choice, spec.newest, max_bytes))
+    is_waiting = spec.source is InspectedMessages.RETRY
+    max_payload = None if is_file else MAX_PAYLOAD
+    recorder = Recorder(reading.schema, spec.reveals, max_payload, waiting=is_waiting)
+    summary, due = Summary(recorder if is_file else None), time.monotonic() + REPORT_SECONDS
 
     def report() -> None:
         nonlocal due
@@ -111,15 +122,46 @@ def _read(job: InspectionJob) -> InspectionRun:
             summary.add(row)
             yield row
 
-    limit = 0 if spec.messages is None else spec.messages.limit
-    newest = newest_of(counted(), limit, MAX_RECORDED_BYTES)
-    run = _shown(reading, summary, is_finished=True)
-    if spec.messages is None or not newest:
-        return run
-    is_waiting = spec.source is InspectedMessages.RETRY
-    record = Recorder(reading.schema, spec.reveals, MAX_PAYLOAD, waiting=is_waiting)
-    sealed = seal(list(map(record, newest)), spec.messages.recipient, job.uid, MAX_SEALED)
-    return run.model_copy(update={"sealed_messages": sealed})
+    rows, results = counted(), dict[str, str]()
+    if spec.export is not None:
+        if (first := next(rows, None)) is not None:
+            _export(job, spec, chain([first], rows), recorder, summary, reading)
+            results["file"] = job.file
+    else:
+        limit = 0 if spec.messages is None else spec.messages.limit
+        newest = newest_of(rows, limit, MAX_RECORDED_BYTES)
+        if spec.messages is not None and newest:
+            records = list(map(recorder, newest))
+            sealed = seal(records, spec.messages.recipient, job.uid, MAX_SEALED)
+            results["sealed_messages"] = sealed
+    return _shown(reading, summary, is_finished=True).model_copy(update=results)
+
+
+def _export(  # noqa: PLR0913, PLR0917  parts of one reading
+    job: InspectionJob,
+    spec: InspectionSpec,
+    rows: Iterator[DeadLetterRow],
+    recorder: Recorder,
+    summary: Summary,
+    reading: TopicReading,
+) -> None:
+    """Write the file of the messages, or of their report.
+
+    Raises:
+        RedriveError: it can't be written.
+    """
+    keys = job_credentials().object_store_keys()
+    with destined_file(job.file, job.endpoint_url, keys) as file:
+        if spec.export is None or spec.export.format is ExportFormat.HTML:
+            at = datetime.fromtimestamp(time.time(), UTC)
+            for _ in rows:
+                pass  # `rows` counts them in the summary
+            facts = ReportFacts.of(reading, spec.source, recorder, at, job.replays)
+            file.write(render_report(facts, summary).encode())
+        elif spec.export.format is ExportFormat.PARQUET:
+            write_parquet(map(recorder, rows), file)
+        else:
+            write_json_lines(map(recorder, rows), file)
 
 
 def _shown(reading: TopicReading, summary: Summary, *, is_finished: bool = False) -> InspectionRun:

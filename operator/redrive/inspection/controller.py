@@ -19,7 +19,12 @@ import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
-from redrive.api.connection import BrokerConnectionSpec, InspectionIdentity, InspectionPermission
+from redrive.api.connection import (
+    BrokerConnectionSpec,
+    Destination,
+    InspectionIdentity,
+    InspectionPermission,
+)
 from redrive.api.inspection import (
     InspectedMessages,
     InspectionSpec,
@@ -58,6 +63,7 @@ from redrive.replay.controller.handlers import (
 )
 from redrive.replay.controller.launch import (
     JobProgram,
+    destination_sources,
     is_named_by,
     job_application,
     launched_through,
@@ -85,6 +91,7 @@ _WITHDRAWN = {
     Reason.INSPECTION_IDENTITY_MISSING,
     Reason.RETRIES_NOT_INSPECTED,
     Reason.CLEAR_TEXT_NOT_PERMITTED,
+    Reason.DESTINATION_NOT_FOUND,
 }
 """Errors that end a running Inspection."""
 _FINAL_REASONS = {
@@ -236,13 +243,15 @@ def _record(inspection: Body, result: str) -> str:
     }
     own["messages"] = InspectionStatus.of(inspection).run.messages
     own["reveals"] = _reveals(inspection)
+    own["destination"] = (inspection["spec"].get("export") or {}).get("destination")
     return audit_record(inspection, "inspection", result, own)
 
 
 def _reveals(inspection: Body) -> bool:
     """Return True if the spec, which may be invalid, asks for clear text."""
-    messages = inspection["spec"].get("messages") or {}  # the schema permits mappings only
-    return bool(messages.get("payload") == ReturnedPayload.CLEAR)
+    results = (inspection["spec"].get(name) or {} for name in ("messages", "export"))
+    # The schema permits mappings only.
+    return any(result.get("payload") == ReturnedPayload.CLEAR for result in results)
 
 
 async def _delete_if_over(inspection: Body, ctx: Context) -> Requeue:
@@ -323,6 +332,8 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     reference, connection, _, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
     identity = _identity(spec, through, connection, ctx)
+    destination = _destination(spec, through, identity)
+    sources = () if destination is None else destination_sources(destination)
     engine = ReplayEngine.JOB
     chosen = choose_template(None, connection.jobs, engine, key.namespace, ctx)
     is_retry = spec.source is InspectedMessages.RETRY
@@ -343,6 +354,9 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         service_url=connection.pulsar.service_url,
         admin_url=connection.pulsar.admin_url,
         seconds=seconds,
+        file=_file(inspection, spec, destination),
+        endpoint_url=(destination and destination.endpoint_url) or "",
+        replays=_replay_rows(body) if spec.export else (),
     ).encode()
     account = ctx.settings.inspection_service_account
     wanted = job_application(
@@ -350,7 +364,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         resources.INSPECTIONS,
         through,
         JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
-        pod_access(identity, connection.pulsar.redirect_hosts),
+        pod_access(identity, connection.pulsar.redirect_hosts, *sources),
         chosen.template,
         image=await read_image(template, ctx),
     )
@@ -399,7 +413,38 @@ def _identity(
         )
     if spec.reveals:
         _check_clear_text(identity, through, ctx)
+    _destination(spec, through, identity)
     return identity
+
+
+def _destination(
+    spec: InspectionSpec, through: Key, identity: InspectionIdentity
+) -> Destination | None:
+    """Return the destination of the file; None without a file.
+
+    Raises:
+        DestinationNotFound: the connection does not name it.
+    """
+    if spec.export is None:
+        return None
+    destinations = {destination.name: destination for destination in identity.destinations}
+    if spec.export.destination not in destinations:
+        raise Reason.DESTINATION_NOT_FOUND.error(
+            f"the BrokerConnection {through} names no such destination for files",
+            got=spec.export.destination,
+            remedy=f"use one of {', '.join(destinations) or 'none'}, or add it to its "
+            "inspection.destinations",
+        )
+    return destinations[spec.export.destination]
+
+
+def _file(inspection: Body, spec: InspectionSpec, destination: Destination | None) -> str:
+    """Return the address of the file; empty for none. No other Inspection has the same."""
+    if spec.export is None or destination is None:
+        return ""
+    key, uid = Key.of(inspection), inspection["metadata"]["uid"]
+    name = f"{key.name}-{uid[:8]}.{spec.export.format.suffix}"
+    return "/".join((destination.uri.rstrip("/"), key.namespace, spec.policy_ref.name, name))
 
 
 def _check_age(inspection: Body, ctx: Context) -> None:
@@ -436,6 +481,17 @@ def _check_clear_text(identity: InspectionIdentity, through: Key, ctx: Context) 
             remedy="create another Inspection after its inspection.clearPayloads is Allowed, or "
             "one with payload: Masked",
         )
+
+
+def _replay_rows(policy: Body) -> list[list[str]]:
+    """Return the past Replays that the status of a policy lists, for a report."""
+    rows = []
+    for result in (policy.get("status") or {}).get("replays") or ():
+        counts = [str(result.get(name, "")) for name in ("moved", "refused")]
+        rows.append(
+            [result["name"], "Run", result["result"], *counts, "", result["completionTime"]]
+        )
+    return rows
 
 
 async def _check_granted(topic: TopicName, role: str, through: Key, ctx: Context) -> None:

@@ -1,18 +1,19 @@
-"""Files of records: JSON lines and Parquet, private to their owner and complete, or absent."""
+"""Files of records: JSON lines and Parquet, private and complete, or absent."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import fs, parquet
 
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import MessageRecord
@@ -20,6 +21,10 @@ from redrive.inspection.payloads import MessageRecord
 BATCH_RECORDS, BATCH_BYTES = 1_000, 16 * 2**20
 """Records of one batch of Parquet; a batch ends before it if it has more bytes."""
 _OWNER_ONLY = 0o600
+_OWNER_AND_GROUP = 0o027
+"""Permissions that a file on a volume lacks: pods with the group of the volume may read it."""
+_CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
+_AWS_ERROR = re.compile(r"AWS Error ([A-Z_]+)")
 _TIME = pa.timestamp("ms", tz="UTC")
 _TEXT, _COUNT = pa.string(), pa.int64()
 _COLUMNS: dict[str, pa.DataType] = {
@@ -87,6 +92,73 @@ def _not_exported(path: Path, error: OSError) -> RedriveError:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, _OWNER_ONLY)
+
+
+@contextmanager
+def destined_file(
+    address: str, endpoint_url: str = "", keys: Mapping[str, str] | None = None
+) -> Iterator[BinaryIO]:
+    """Open a file in an object store or on a volume, which appears there when it is complete.
+
+    Args:
+        address: `s3://bucket/folder/name`, or `file:///folder/name`.
+        endpoint_url: of the object store; empty for AWS.
+        keys: `access-key-id` and `secret-access-key`; none for those of the environment.
+
+    Raises:
+        RedriveError: it can't be written. The text names the address, and no content.
+    """
+    scheme, _, path = address.partition("://")
+    part = f"{path}.{secrets.token_hex(4)}.part"
+    mask = os.umask(_OWNER_AND_GROUP)
+    try:
+        try:
+            if scheme == "file":
+                files: fs.FileSystem = _volume(Path(path))
+            else:
+                files = _object_store(path.partition("/")[0], endpoint_url, keys or {})
+            stream = files.open_output_stream(part)
+        finally:
+            os.umask(mask)
+        try:
+            yield stream
+            stream.close()
+            files.move(part, path)
+        except BaseException:
+            with suppress(OSError):
+                stream.close()
+                files.delete_file(part)
+            raise
+    except OSError as error:
+        # Not its text: a server wrote it.
+        code = _AWS_ERROR.search(str(error))
+        words = code[1] if code else os.strerror(error.errno) if error.errno else "no answer"
+        raise RedriveError(
+            f"the file {address} can't be written",
+            got=words,
+            remedy="check the destination in the BrokerConnection, its Secret and its rights",
+            reason="NotExported",
+        ) from error
+
+
+def _volume(path: Path) -> fs.FileSystem:
+    """Make the folders of a file below that of its destination, which exists."""
+    for folder in (path.parents[1], path.parent):
+        folder.mkdir(exist_ok=True)
+    return fs.LocalFileSystem()
+
+
+def _object_store(bucket: str, endpoint_url: str, keys: Mapping[str, str]) -> fs.FileSystem:
+    scheme, _, endpoint = endpoint_url.rstrip("/").rpartition("://")
+    return fs.S3FileSystem(
+        access_key=keys.get("access-key-id"),
+        secret_key=keys.get("secret-access-key"),
+        region=None if endpoint else fs.resolve_s3_region(bucket),
+        endpoint_override=endpoint or None,
+        scheme=scheme or "https",
+        connect_timeout=_CONNECT_SECONDS,
+        request_timeout=_REQUEST_SECONDS,
+    )
 
 
 def write_json_lines(records: Iterable[MessageRecord], file: BinaryIO) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from redrive.auth.method import without_dollars
@@ -18,6 +19,9 @@ class InspectionJob:
         topic: full name of the topic.
         subscription: its messages that this subscription has not acknowledged are read.
         seconds: time limit of the reading.
+        file: address of the file that it writes; empty for none.
+        endpoint_url: of the object store of the file; empty for AWS.
+        replays: past Replays of the policy, for a report.
     """
 
     namespace: str
@@ -28,6 +32,9 @@ class InspectionJob:
     service_url: str
     admin_url: str
     seconds: int
+    file: str = ""
+    endpoint_url: str = ""
+    replays: Sequence[Sequence[str]] = ()
 
     def encode(self) -> str:
         """Return the job as JSON; see `ReplayJob.encode`."""

@@ -29,7 +29,7 @@ from redrive.replay.spec import Choice, Chooser, FailureCause
 NEWEST = 10_000
 """Entries that are read unless all are asked for."""
 MAX_BYTES = 256 * 2**20
-"""About so many bytes are read then, by the average size of entries."""
+"""About so many bytes are read then."""
 OPEN_SECONDS = 10.0
 SILENCE_SECONDS = 30.0
 """Time without a message after which a reading fails, such as of a topic that was deleted."""
@@ -184,7 +184,10 @@ class TopicReading:
 
 
 def plan_reading(
-    topic: InspectedTopic, choice: Choice, newest: int | None = NEWEST
+    topic: InspectedTopic,
+    choice: Choice,
+    newest: int | None = NEWEST,
+    max_bytes: int | None = MAX_BYTES,
 ) -> TopicReading:
     """Look at a topic, and decide what to read of it.
 
@@ -192,6 +195,7 @@ def plan_reading(
         topic: the topic.
         choice: the selection, but for its limit. Entries that ids name are read wherever they lie.
         newest: number of entries to read, the newest ones of each partition; None for all.
+        max_bytes: of them, by the average size of entries; None for any size.
 
     Raises:
         AdminError: the topic does not exist, or the broker does not answer.
@@ -212,7 +216,7 @@ def plan_reading(
         newest = None
     planned = []
     for partition, own, most in zip(
-        partitions, pieces, _shares(partitions, pieces, newest), strict=True
+        partitions, pieces, _shares(partitions, pieces, newest, max_bytes), strict=True
     ):
         for piece in _newest(partition, own, most):
             narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
@@ -228,7 +232,10 @@ def _entries_of(pieces: Sequence[Piece]) -> int:
 
 
 def _shares(
-    partitions: Sequence[Partition], pieces: Sequence[Sequence[Piece]], newest: int | None
+    partitions: Sequence[Partition],
+    pieces: Sequence[Sequence[Piece]],
+    newest: int | None,
+    max_bytes: int | None,
 ) -> list[int]:
     """Return the number of entries to read of each partition: equal ones, as much as they have."""
     sizes = list(map(_entries_of, pieces))
@@ -238,7 +245,9 @@ def _shares(
     sizes_in_bytes = sum(
         size * partition.entry_bytes for size, partition in zip(sizes, partitions, strict=True)
     )
-    most = newest if not total else min(newest, int(MAX_BYTES / max(1, sizes_in_bytes / total)))
+    most = newest
+    if total and max_bytes is not None:
+        most = min(newest, int(max_bytes / max(1, sizes_in_bytes / total)))
     shares = [0] * len(sizes)
     for rank, index in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
         shares[index] = min(sizes[index], -(-most // (len(sizes) - rank)))

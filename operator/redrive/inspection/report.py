@@ -13,8 +13,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Self
 from xml.etree import ElementTree as ET
 
+from redrive.api.inspection import InspectedMessages
+from redrive.inspection.reader import TopicReading
+from redrive.inspection.record import Recorder
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.policy.values import time_text
 
@@ -112,6 +116,30 @@ class ReportFacts:
     lines: Sequence[str]
     show_key: Callable[[str], str]
     replays: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        reading: TopicReading,
+        source: InspectedMessages,
+        recorder: Recorder,
+        at: datetime,
+        replays: Sequence[Sequence[str]] = (),
+    ) -> Self:
+        """Return the facts of a reading that has ended."""
+        extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
+        return cls(
+            source.words,
+            str(reading.topic.name),
+            at,
+            [
+                f"{extent} messages; {reading.matched} of them are selected.",
+                f"{reading.malformed_entries} entries can be shown by no client.",
+                "Clear text: do not share." if recorder.reveals else "Keys and texts are masked.",
+            ],
+            str if recorder.reveals else recorder.hash_key,
+            replays,
+        )
 
 
 def render_report(facts: ReportFacts, summary: Summary) -> str:

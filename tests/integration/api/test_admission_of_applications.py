@@ -15,7 +15,7 @@ from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
-from redrive.replay.controller.launch import ChosenTemplate, pod_access
+from redrive.replay.controller.launch import ChosenTemplate, key_source, pod_access
 from redrive.replay.controller.spark_operators import JOB, LAUNCHERS, Launcher
 from redrive.replay.spec import ReplayJob
 from sandbox import spark
@@ -72,7 +72,7 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
     tls = {"caRef": {"name": "authority", "key": "ca.crt"}}
     identity = {"role": "replayer", "authentication": {"type": "Token", "token": key}, "tls": tls}
-    access = pod_access(ReplayIdentity.model_validate(identity), (), "orders-ledger")
+    access = pod_access(ReplayIdentity.model_validate(identity), (), key_source("orders-ledger"))
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
     engine = ReplayEngine.JOB if launcher is JOB else ReplayEngine.SPARK

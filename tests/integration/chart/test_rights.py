@@ -274,13 +274,17 @@ def test_inspection_in_clear_text_needs_the_verb_reveal(
 
     author = "redrive.io/requested-by"
 
-    def inspect(user: str, payload: str, **annotations: str) -> None:
-        body = manifest("Inspection", messages={"recipient": "A" * 43 + "=", "payload": payload})
+    def inspect(user: str, payload: str, field: str = "messages", **annotations: str) -> None:
+        own = {"messages": {"recipient": "A" * 43 + "="}, "export": {"destination": "archive"}}
+        result: dict[str, Any] = {field: own[field] | {"payload": payload}}
+        body = manifest("Inspection", **result)
         body["metadata"] = {"name": f"{user}-{payload.lower()}", "annotations": annotations}
         cluster.objects_as(user).create(body, kube_namespace)
 
     needed = "needs the verb reveal on inspections"
     wait_until_refused(lambda: inspect("masked", "Clear", **{author: "masked"}), needed)
+    with pytest.raises(SandboxError, match=needed):
+        inspect("masked", "Clear", "export", **{author: "masked"})
     inspect("masked", "Masked")
     kind = "inspections.redrive.io"
     wait_until(lambda: may(cluster, "clear", "create", kind, kube_namespace))

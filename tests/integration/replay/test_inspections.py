@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,14 +72,15 @@ def backlogs(shop: Shop, topic: TopicName) -> dict[str, int]:
 
 
 @pytest.mark.timeout(2 * SECONDS + 60)
-def test_inspection_counts_causes_and_consumes_nothing(shop: Shop) -> None:
+def test_inspection_counts_causes_and_consumes_nothing(shop: Shop, tmp_path: Path) -> None:
     planted = Planted()
-    shop.declare_inspection()
+    shop.declare_inspection(destinations=[{"name": "archive", "uri": f"file://{tmp_path}"}])
     topic = shop.policy.dead_letter_topic
     planted.bury(shop, topic, 5, "WarehouseDown", **{CAUSE_FINGERPRINT: FINGERPRINT, REPLAYS: "1"})
     planted.bury(shop, topic, 3, "JSONDecodeError")
 
-    shop.inspect("morning", reason="the alert", ticket="OPS-1")
+    export = {"destination": "archive", "format": "JSONLines"}
+    shop.inspect("morning", reason="the alert", ticket="OPS-1", export=export)
     status = shop.inspection("morning")
     recipient = Recipient()
     messages = {"recipient": recipient.public_key, "limit": 1}
@@ -98,6 +100,10 @@ def test_inspection_counts_causes_and_consumes_nothing(shop: Shop) -> None:
     (message,) = recipient.open(narrow["run"]["sealedMessages"], uid)
     assert (message["cause"], message["payloadEncoding"]) == ("JSONDecodeError", "masked")
     assert [part for part in planted.data if part in str(message)] == []
+    (file,) = (tmp_path / shop.name / "orders").iterdir()
+    assert run["file"] == f"file://{file}"
+    assert len(file.read_text("utf-8").splitlines()) == 8
+    assert [part for part in planted.data if part in file.read_text("utf-8")] == []
     jobs = {job["metadata"]["name"]: job for job in shop.applications("job")}
     pod = jobs[status["job"]]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "redrive-inspection"

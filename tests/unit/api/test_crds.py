@@ -182,6 +182,8 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 ONLY_BY_CEL = {
     "one role for Replays and Inspections",
     "an Inspection that runs for days",
+    "an Inspection with two results",
+    "a destination that is no folder",
     "roles that are too long together",
     "readers that are too long together",
     "a default job template that is not permitted",

@@ -277,6 +277,13 @@ def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
         (["peek", "orders", "other"], "POLICY is not a file: leave NAME out"),
         (["causes", "orders", "other"], "POLICY is not a file: leave NAME out"),
         (["export", "orders", "other", *DIRECT, "--to", "x"], "POLICY is not a file"),
+        (["export", "orders", "--to", "x.jsonl"], "--to names a destination of the connection"),
+        (["report", "orders", "--to", "archive", "--limit", "1"], "--limit is for files of"),
+        (["report", "orders", "--to", "archive", "--where", "size > 1"], "--where is evaluated by"),
+        (
+            ["export", "orders", *DIRECT, "--to", "x.jsonl", "--format", "Parquet"],
+            "the name of FILE decides about its format",
+        ),
         (["peek", "orders", *DIRECT[1:3]], "--service-url only with --direct; add it, or leave"),
         (
             ["causes", "orders", "--token-file", __file__],
@@ -327,18 +334,25 @@ class InspectingCluster(LostCluster):
 
     fitting = len(ROWS)
     wanted: ClassVar[list[dict[str, Any]]] = []
-    """`spec.messages` of each Inspection."""
+    """`spec.messages` or `spec.export` of each Inspection."""
     authors: ClassVar[list[str]] = []
     """The user that each Inspection names."""
 
     def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
-        wanted = body["spec"]["messages"]
+        spec = body["spec"]
+        wanted = spec.get("export") or spec["messages"]
         self.wanted.append(wanted)
         self.authors.append(body["metadata"]["annotations"]["redrive.io/requested-by"])
-        records = list(map(Recorder(lambda _: None), ROWS[::-1]))[: self.fitting]
-        sealed = seal(records[: wanted["limit"]], wanted["recipient"], "u-x", 2**20)
-        counts = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), len(ROWS))
-        run = {**counts, "sealedMessages": sealed}
+        matched = self.fitting and len(ROWS)
+        run: dict[str, Any] = {"totalEntries": 3, "readEntries": 3, "messages": 3}
+        run["matched"] = matched
+        if "recipient" in wanted:
+            records = list(map(Recorder(lambda _: None), ROWS[::-1]))[: self.fitting]
+            run["sealedMessages"] = seal(
+                records[: wanted["limit"]], wanted["recipient"], "u-x", 2**20
+            )
+        elif matched:
+            run["file"] = f"s3://letters/shop/orders/orders-x.{wanted['format'].lower()}"
         status = {"phase": "Completed", "run": run}
         metadata = {**body["metadata"], "uid": "u-x"}
         inspection = {**body, "metadata": metadata, "status": status}
@@ -363,6 +377,33 @@ def test_peek_in_cluster_shows_sealed_messages(capsys: pytest.CaptureFixture[str
     assert captured.out.startswith("id         7:2:0:0   no key")
     assert "newest 2 of 3; more: redrive peek orders --limit 500" in captured.err
     assert "Masked. Clear text: --reveal, by the role redrive-revealer" in captured.err
+
+
+@pytest.mark.usefixtures("_inspects")
+@pytest.mark.parametrize(
+    ("command", "form", "result"),
+    [
+        (["export"], "Parquet", "parquet, masked"),
+        (["export", "--format", "JSONLines", "--reveal"], "JSONLines", "jsonlines"),
+        (["report"], "HTML", "html, masked"),
+    ],
+)
+def test_file_is_written_at_a_destination(
+    command: list[str],
+    form: str,
+    result: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main([*command, "orders", "--to", "archive"]) == 0
+    wanted = {"destination": "archive", "format": form}
+    clear = {"payload": "Clear"} if "--reveal" in command else {}
+    assert InspectingCluster.wanted[-1] == wanted | clear
+    line = f"wrote 3 messages to s3://letters/shop/orders/orders-x.{result}"
+    assert line in capsys.readouterr().err.splitlines()
+    monkeypatch.setattr(InspectingCluster, "fitting", 0)
+    assert main([*command, "orders", "--to", "archive"]) == 1
+    assert "none of the 3 dead letters that were read is selected" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_inspects")

@@ -172,6 +172,34 @@ async def test_launch_creates_job_of_the_inspection_role() -> None:
     )
 
 
+async def test_file_goes_to_a_destination_of_the_connection() -> None:
+    body = inspection(export={"destination": "archive"})
+    for name, reason in (("archive", "Progressing"), ("other", "DestinationNotFound")):
+        place = {"name": name, "uri": "s3://letters/prod/", "endpointURL": "https://store:9000"}
+        secret = {
+            "secretRef": {"name": "pulsar-inspector"}
+        }  # exists, with the consent of its owner
+        connected = connection(inspection=INSPECTOR | {"destinations": [place | secret]})
+        _, api = await reconciled(body, connected=connected)
+        assert reason_in(api) == reason
+        running = {**body, "status": {"phase": "Running"}}
+        _, ended = await reconciled(running, jobs=[job_of(body)], connected=connected)
+        assert status_in(ended)["phase"] == ("Running" if name == "archive" else "Failed")
+        if name == "archive":
+            (job,) = api.objects[resources.JOBS].values()
+    pod = job["spec"]["template"]["spec"]
+    argument = InspectionJob.decode(pod["containers"][0]["args"][-1])
+    uid = body["metadata"]["uid"][:8]
+    assert argument.file == f"s3://letters/prod/shop/orders/now-{uid}.parquet"
+    assert argument.endpoint_url == "https://store:9000"
+    (volume,) = pod["volumes"]
+    *_, keys = volume["projected"]["sources"]
+    assert [item["path"] for item in keys["secret"]["items"]] == [
+        "destination/access-key-id",
+        "destination/secret-access-key",
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -205,12 +233,20 @@ async def test_unmet_prerequisite_is_shown_and_no_job_made(
         (True, False, ("ClearTextNotPermitted", "InspectionFailed")),
     ],
 )
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"messages": {"recipient": "A" * 43 + "=", "payload": "Clear"}},
+        {"export": {"destination": "archive", "payload": "Clear"}},
+    ],
+)
 async def test_clear_text_needs_connection_and_installation(
-    *, is_allowed: bool, is_checked: bool, reasons: tuple[str, str]
+    *, result: dict[str, Any], is_allowed: bool, is_checked: bool, reasons: tuple[str, str]
 ) -> None:
     """Also of one that runs already."""
-    body = inspection(messages={"recipient": "A" * 43 + "=", "payload": "Clear"})
-    permission = {"clearPayloads": "Allowed" if is_allowed else "Never"}
+    body = inspection(**result)
+    permission: dict[str, Any] = {"destinations": [{"name": "archive", "uri": "file:///archive"}]}
+    permission |= {"clearPayloads": "Allowed" if is_allowed else "Never"}
     settings = dataclasses.replace(SETTINGS, clear_payloads=is_checked)
     connected = connection(inspection=INSPECTOR | permission)
     changes: dict[str, Any] = {"connected": connected, "settings": settings, "clock": soon}

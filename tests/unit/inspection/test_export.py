@@ -9,11 +9,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from pyarrow import parquet
+from pyarrow import fs, parquet
 
 from redrive.cli.main import signals_as_exits
 from redrive.inspection import export
 from redrive.inspection.export import (
+    destined_file,
     private_file,
     write_json_lines,
     write_parquet,
@@ -81,6 +82,40 @@ def test_signal_leaves_no_part_of_a_file(tmp_path: Path, number: signal.Signals)
         signal.signal(number, of_pytest)
     assert ended.value.code == 128 + number
     assert not list(tmp_path.iterdir())
+
+
+def test_destined_file_appears_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an object store as on a volume."""
+    stores: list[dict[str, object]] = []
+
+    def object_store(**options: object) -> fs.FileSystem:
+        stores.append(options)
+        return fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+
+    monkeypatch.setattr(fs, "S3FileSystem", object_store)
+    target = tmp_path / "archive" / "shop" / "orders" / "now.jsonl"
+    target.parents[2].mkdir()
+    address = "archive/shop/orders/now.jsonl"
+    keys = {"access-key-id": "id", "secret-access-key": "secret"}
+    of_store = (f"s3://{address}", "http://store:9000", keys)
+    for destination in ((f"file://{target}",), of_store):
+        with destined_file(*destination) as file:
+            file.write(b"first")
+            assert not target.exists()
+        assert stat.S_IMODE(target.stat().st_mode) == 0o640
+        with pytest.raises(ValueError, match="invalid literal"), destined_file(*destination):
+            int("x")
+        assert list(target.parent.iterdir()) == [target]
+        assert target.read_bytes() == b"first"
+        target.unlink()
+    names = ("access_key", "secret_key", "endpoint_override", "scheme")
+    assert [stores[0][name] for name in names] == ["id", "secret", "store:9000", "http"]
+    absent = tmp_path / "absent" / "shop" / "orders" / "now.jsonl"
+    problem = r"got 'No such file or directory'; check the destination"
+    with raises("NotExported", match=problem), destined_file(f"file://{absent}"):
+        pass
 
 
 def test_target_that_is_no_file_is_not_replaced(tmp_path: Path) -> None:

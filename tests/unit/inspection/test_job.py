@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -30,6 +32,7 @@ JOB = InspectionJob(
     service_url="pulsar://pulsar:6650",
     admin_url="http://pulsar:8080",
     seconds=60,
+    replays=[["after-fix", "Run"]],
 )
 TOPIC = "persistent://shop/prod/orders-DLQ"
 PLANTED = "ann@example.com"
@@ -116,6 +119,37 @@ def test_messages_are_for_the_recipient_only(payload: str, monkeypatch: pytest.M
     shown = {name: value for name, value in newest.items() if PLANTED in str(value)}
     assert shown == (clear if payload == "Clear" else {})
     assert run.causes[0].messages == 3
+
+
+@pytest.mark.parametrize(("form", "payload"), [("JSONLines", "Clear"), ("HTML", "Masked")])
+def test_file_has_messages_that_no_status_has(
+    form: str, payload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = list[InspectionRun]()
+    export = {"destination": "archive", "format": form, "payload": payload}
+
+    def write(_: InspectionJob, run: InspectionRun) -> Body:
+        reports.append(run)
+        return {"metadata": {"name": "now"}, "spec": {"policyRef": {"name": "o"}, "export": export}}
+
+    monkeypatch.setattr(program, "_write", write)
+    monkeypatch.setattr(program, "plan_reading", lambda topic, *_: ListedReading(topic, 3, 3))
+    credentials = SimpleNamespace(object_store_keys=dict)
+    monkeypatch.setattr(program, "job_credentials", lambda: credentials)
+    monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
+    file = tmp_path / "shop" / "orders" / "now"
+    replays = [["after-fix", "Run", "Completed", "3", "0", "", "2026-11-26T13:33:20Z"]]
+    job = dataclasses.replace(JOB, topic=TOPIC, file=f"file://{file}", replays=replays)
+    program.main([job.encode()])
+    run, text = reports[-1], file.read_text("utf-8")
+    assert (run.finished, run.matched, run.file) == (True, 3, f"file://{file}")
+    assert PLANTED not in str(run.to_manifest())
+    if form == "HTML":
+        assert PLANTED not in text
+        assert all(words in text for words in ("Keys and texts are masked.", "after-fix", "Down"))
+        assert "3 of 3 entries were read" in text
+    else:
+        assert [json.loads(line)["key"] for line in text.splitlines()] == [PLANTED] * 3
 
 
 class SparseReading(TopicReading):

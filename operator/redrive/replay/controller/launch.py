@@ -14,10 +14,19 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from redrive.api import Body
-from redrive.api.connection import CaKind, CaRef, JobIdentity, OAuth2, ReplayAuthentication
+from redrive.api.connection import (
+    CaKind,
+    CaRef,
+    Destination,
+    InspectionIdentity,
+    JobIdentity,
+    OAuth2,
+    ReplayAuthentication,
+)
 from redrive.api.job import (
     ACCESS_FOLDER,
     SPARK_ROLES,
@@ -249,7 +258,9 @@ def lent_objects(identity: JobIdentity) -> frozenset[NamedObject]:
     Args:
         identity: role of the jobs.
     """
-    volumes = [_volume(_sources(identity))]
+    destinations = identity.destinations if isinstance(identity, InspectionIdentity) else ()
+    sources = [*_sources(identity), *chain.from_iterable(map(destination_sources, destinations))]
+    volumes = [_volume(sources)]
     return frozenset(needed_objects({"spec": {"volumes": volumes, "containers": ()}}))
 
 
@@ -274,24 +285,35 @@ class PodAccess:
 
 
 def pod_access(
-    identity: JobIdentity, redirect_hosts: Sequence[str], key_secret: str | None = None
+    identity: JobIdentity, redirect_hosts: Sequence[str], *more_sources: Mapping[str, Any]
 ) -> PodAccess:
     """Return the access of pods to the credentials of *identity*.
 
     Args:
         identity: role of the jobs.
         redirect_hosts: hosts that requests may be redirected to, see `Access.hosts`.
-        key_secret: name of the Secret with the key of the ledger; None for an Inspection.
+        more_sources: of the volume, see `key_source` and `destination_sources`.
     """
     description = _description(identity.authentication, tuple(redirect_hosts))
     variable = {"name": ACCESS_VARIABLE, "value": description.encode()}
-    sources = [*_sources(identity)]
-    if key_secret is not None:
-        sources.append(_source("secret", key_secret, {KEY_FILE: "ledger/key"}))
+    sources = [*_sources(identity), *more_sources]
     if not sources:
         return PodAccess((), (), variable)
     mount = {"name": _VOLUME, "mountPath": ACCESS_FOLDER, "readOnly": True}
     return PodAccess((_volume(sources),), (mount,), variable)
+
+
+def key_source(secret: str) -> Mapping[str, Any]:
+    """Return the source of the key of a ledger."""
+    return _source("secret", secret, {KEY_FILE: "ledger/key"})
+
+
+def destination_sources(destination: Destination) -> Iterator[Mapping[str, Any]]:
+    """Yield the source of the keys of an object store, if the destination names a Secret."""
+    if destination.secret_ref is not None:
+        keys = ("access-key-id", "secret-access-key")
+        files = {key: f"destination/{key}" for key in keys}
+        yield _source("secret", destination.secret_ref.name, files)
 
 
 def _volume(sources: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ from redrive.replay.controller.admission import (
     policy_of,
     template_of,
 )
-from redrive.replay.controller.launch import JobApplication, pod_access
+from redrive.replay.controller.launch import JobApplication, key_source, pod_access
 from redrive.replay.controller.prerequisites import (
     check_pods,
     check_prerequisites,
@@ -428,7 +428,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
     key = await keys.ledger_key(admitted, ctx.settings.replay_template, ctx)
     key_secret = keys.secret_of(replay, key)
-    access = pod_access(admitted.identity, admitted.redirect_hosts, key_secret)
+    access = pod_access(admitted.identity, admitted.redirect_hosts, key_source(key_secret))
     image = await read_image(ctx.settings.replay_template, ctx)
     connection = key_of(admitted.connection_ref, Key.of(replay).namespace)
     wanted = launch.application(

@@ -30,6 +30,7 @@ from redrive.replay.controller.launch import (
     ChosenTemplate,
     JobApplication,
     PodAccess,
+    key_source,
     pod_access,
 )
 from redrive.replay.controller.spark_operators import (
@@ -56,7 +57,7 @@ def identity(method: str, value: object = None, **fields: object) -> ReplayIdent
     )
 
 
-ACCESS = pod_access(identity("Token", TOKEN), HOSTS, KEY_SECRET)
+ACCESS = pod_access(identity("Token", TOKEN), HOSTS, key_source(KEY_SECRET))
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(
     "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
@@ -207,7 +208,7 @@ CLIENT = {
 def test_pods_mount_only_key_and_credentials_of_replay_role(
     role: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
 ) -> None:
-    spec = manifest(access=pod_access(role, HOSTS, KEY_SECRET))["spec"]
+    spec = manifest(access=pod_access(role, HOSTS, key_source(KEY_SECRET)))["spec"]
     mounted = [
         (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
         for volume in spec["driver"]["template"]["spec"]["volumes"]
