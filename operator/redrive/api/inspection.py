@@ -25,7 +25,7 @@ from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedC
 RETURNED, MAX_RETURNED = 20, 500
 """Messages that are returned by default, and at most."""
 MAX_SEALED = 256 * 2**10
-"""Characters of encrypted messages in a status; an object may have 1.5 MiB."""
+"""Characters of an encrypted result in a status; an object may have 1.5 MiB."""
 NEWEST = 10_000
 """Entries that are read by default."""
 MAX_NEWEST = 1_000_000
@@ -65,8 +65,11 @@ Payload = Annotated[
 ]
 
 
-class ReturnedMessages(ApiModel):
-    """Single messages that an Inspection returns, encrypted for one recipient."""
+class ReturnedCauses(ApiModel):
+    """Causes that an Inspection returns with consumers and examples, encrypted for one recipient.
+
+    Beyond 256 KiB, encrypted and compressed, the least frequent causes are left out.
+    """
 
     recipient: Annotated[
         str,
@@ -74,23 +77,27 @@ class ReturnedMessages(ApiModel):
         Form(
             r"[A-Za-z0-9+/]{43}=",
             "`recipient` must be a public key of X25519, in base64",
-            "use redrive peek, which makes one for each call",
+            "use redrive peek or causes, which makes one for each call",
         ),
     ]
-    """Public key of X25519, in base64, for which the messages are encrypted: 44 characters.
-    `redrive peek` makes one for each call. Only its private key decrypts them."""
+    """Public key of X25519, in base64, for which the result is encrypted: 44 characters.
+    `redrive peek` and `causes` make one for each call. Only its private key decrypts it."""
+
+    payload: Payload = ReturnedPayload.MASKED
+    """`Masked`: types and lengths of values, hashes of keys, and masked texts. `Clear`: clear text,
+    with payloads up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections,
+    and `inspection.clearPayloads` of the connection must allow it. The verb is checked at the
+    creation; an Inspection that starts within 10 minutes of it runs, a later one is Failed.
+    Defaults to Masked."""
+
+
+class ReturnedMessages(ReturnedCauses):
+    """Single messages that an Inspection returns, encrypted for one recipient."""
 
     limit: Annotated[int, Strict(), Field(ge=1, le=MAX_RETURNED)] = RETURNED
     """Maximum number of messages, the newest selected ones, 1 to 500. Their encrypted and
     compressed text has at most 256 KiB. A message that does not fit alone is left out. Of the
     others, the oldest are left out until the rest fits. Defaults to 20."""
-
-    payload: Payload = ReturnedPayload.MASKED
-    """`Masked`: types and lengths of values, and hashes of keys. `Clear`: clear text, with payloads
-    up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections, and
-    `inspection.clearPayloads` of the connection must allow it. The verb is checked at the creation;
-    an Inspection that starts within 10 minutes of it runs, a later one is Failed. Defaults to
-    Masked."""
 
 
 class ExportFormat(enum.StrEnum):
@@ -128,7 +135,7 @@ class Export(ApiModel):
     with the same conditions as for `messages`. Defaults to Masked."""
 
 
-_RESULTS = at_most_one("spec", "messages", "export")
+_RESULTS = at_most_one("spec", "messages", "causes", "export")
 
 
 class InspectionSpec(ApiModel):
@@ -144,6 +151,7 @@ class InspectionSpec(ApiModel):
                         "select",
                         "newest",
                         "messages",
+                        "causes",
                         "export",
                         "deadline",
                         "reason",
@@ -183,6 +191,10 @@ class InspectionSpec(ApiModel):
     messages: ReturnedMessages | None = None
     """Single messages to return beside the summary, encrypted. Defaults to none."""
 
+    causes: ReturnedCauses | None = None
+    """Consumers and an example of each cause, to return beside the summary, encrypted. Defaults to
+    none."""
+
     export: Export | None = None
     """A file to write beside the summary. Defaults to none."""
 
@@ -201,15 +213,18 @@ class InspectionSpec(ApiModel):
 
     @model_validator(mode="after")
     def _check_results(self) -> Self:
-        if self.messages and self.export:
-            raise ValueError(f"{_RESULTS.problem}; got both; {_RESULTS.remedy}")
+        if len(self._results) > 1:
+            raise ValueError(f"{_RESULTS.problem}; got more than one of them; {_RESULTS.remedy}")
         return self
 
     @property
     def reveals(self) -> bool:
         """Return True if it returns or writes messages in clear text."""
-        results = (self.messages, self.export)
-        return any(result and result.payload is ReturnedPayload.CLEAR for result in results)
+        return any(result.payload is ReturnedPayload.CLEAR for result in self._results)
+
+    @property
+    def _results(self) -> list[ReturnedCauses | Export]:
+        return [result for result in (self.messages, self.causes, self.export) if result]
 
 
 class InspectedCause(PlannedCauseCount):
@@ -253,8 +268,8 @@ class InspectionRun(LenientStatus):
     payload_bytes: int | None = None
     """Size of their payloads."""
 
-    sealed_messages: Annotated[str, Field(max_length=MAX_SEALED)] | None = None
-    """With `messages`, the newest selected messages, encrypted for its recipient, as base64. Absent
+    sealed: Annotated[str, Field(max_length=MAX_SEALED)] | None = None
+    """With `messages` or `causes`, the result, encrypted for its recipient, as base64. Absent
     without a selected message."""
 
     file: Annotated[str, Field(max_length=2_048)] | None = None
@@ -270,7 +285,7 @@ class InspectionRun(LenientStatus):
 class InspectionStatus(LenientStatus):
     """State of the Inspection. The operator writes all of it except `run`, which the job writes.
 
-    It contains no message key and no payload, except encrypted in `run.sealedMessages`.
+    It contains no message key and no payload, except encrypted in `run.sealed`.
     """
 
     observed_generation: int | None = None

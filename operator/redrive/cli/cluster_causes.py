@@ -1,16 +1,17 @@
-"""Causes that are counted in the cluster, for callers without access to the broker."""
+"""Causes that are counted in the cluster, and how causes are printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
 from redrive.api import Body
+from redrive.api.inspection import MAX_NEWEST
 from redrive.cli.cluster import Cluster, NotPermittedError
 from redrive.cli.documents import PlannedCause
 from redrive.cli.inspection_request import InspectionRequest
-from redrive.cli.inspection_run import extent_of, inspected, one_of, summary_of
+from redrive.cli.inspection_run import extent_of, one_of, returned, summary_of
 from redrive.cli.output import (
     FORMATS,
     TableColumn,
@@ -25,17 +26,33 @@ from redrive.cli.output import (
 )
 from redrive.cli.replay import manifest, planned
 from redrive.cli.replays import run_of
+from redrive.errors import RedriveError
+from redrive.inspection.payloads import CauseCount
 from redrive.inspection.summary import NONE_RECORDED
 from redrive.kube.resources import POLICIES, REPLAYS
+from redrive.policy.envelope import CAUSE_TYPE
+from redrive.reasons import Reason
 
-LONGEST_CAUSE = 40
-PLANNED_COLUMNS = (
+_LONGEST_CAUSE = 40
+_PLANNED_COLUMNS = (
     TableColumn("N", right=True),
     TableColumn("CAUSE"),
     TableColumn("FINGERPRINT"),
     TableColumn("FIRST", right=True, dropped=1),
     TableColumn("LAST", right=True),
     TableColumn("REPLAYED", right=True, dropped=2),
+)
+_WITHOUT_CAUSE = f"""\
+none recorded: clients for Java and Go write no cause. Lines that add one:
+  Java  consumer.reconsumeLater(message, \
+Map.of("{CAUSE_TYPE}", error.getClass().getSimpleName()), delay, unit);
+  Go    consumer.ReconsumeLaterWithCustomProperties(message, \
+map[string]string{{"{CAUSE_TYPE}": fmt.Sprintf("%T", err)}}, delay)"""
+_CAUSE_COLUMNS = (
+    *_PLANNED_COLUMNS,
+    TableColumn("FOLLOWING", right=True, wide=True),
+    TableColumn("CONSUMERS", dropped=3),
+    TableColumn("EXAMPLE", dropped=4),
 )
 _PLAN_OPTIONS = {
     "target": "Retry",
@@ -49,17 +66,66 @@ _PLAN_OPTIONS = {
 
 
 def count_causes(request: InspectionRequest) -> None:
-    """Count causes by a Replay that moves nothing, or by an Inspection, and print them.
+    """Count causes by an Inspection, or by a Replay that moves nothing, and print them.
 
     Raises:
         RedriveError: neither can be created, or it failed.
         UsageError: only a reader in this program can count so.
     """
     _check_counted(request)
-    if request.waiting:
-        _count_by_inspection(request)
-    else:
-        _count_by_replay(request)
+    is_inspected = request.waiting or request.reveals
+    counts_all = "where" in request.select or (request.reads_all and not is_inspected)
+    ways = (_count_by_inspection, _count_by_replay)
+    first, other = ways[::-1] if counts_all else ways
+    try:
+        first(request)
+    except RedriveError as error:
+        may_not = isinstance(error, NotPermittedError)
+        is_impossible = may_not or error.reason == Reason.INSPECTION_IDENTITY_MISSING
+        if is_inspected or "where" in request.select or not is_impossible:
+            raise
+        say(f"{_LIMITS[other]}: {error}")
+        other(request)
+
+
+def _count_by_inspection(request: InspectionRequest) -> None:
+    """Count causes by an Inspection, and print them.
+
+    Raises:
+        RedriveError: the Inspection can't be created, or it failed.
+    """
+    body, items = returned(request, "causes", "causes", CauseCount)
+    shown = document("InspectedCauseList", items, **extent_of(body))
+    rest = run_of(body)["matched"] - sum(item["messages"] for item in items)
+    others = [f"{rest} messages of less frequent causes are not shown"] if rest else []
+    print_causes(request, items, shown, [*summary_of(request, run_of(body)), *others])
+
+
+def print_causes(
+    request: InspectionRequest, items: Sequence[CauseCount], shown: Body, notes: Iterable[str]
+) -> None:
+    """Print the document *shown*, or its items as a table with *notes*."""
+    if request.output in FORMATS:
+        names = [item["fingerprint"] or clean(item["cause"]) for item in items]
+        print_document(shown, request.output, names)
+        return
+    lines = list(notes)
+    if items:
+        rows = list(map(_cause_row, items))
+        click.echo("\n".join(table(_CAUSE_COLUMNS, rows, request.output == "wide")))
+        lines += [_WITHOUT_CAUSE] if any(not item["cause"] for item in items) else []
+        lines.append(f"Look at one: {one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
+    say("\n".join(lines))
+
+
+def _cause_row(count: CauseCount) -> list[object]:
+    consumers = count["consumers"]
+    return [
+        *_planned_row(count),
+        count["following"],
+        f"{consumers[0]} ({len(consumers)})" if consumers else "-",
+        count["example"],
+    ]
 
 
 def _count_by_replay(request: InspectionRequest) -> None:
@@ -71,66 +137,40 @@ def _count_by_replay(request: InspectionRequest) -> None:
     cluster = Cluster(request.flags)
     policy = cluster.get(POLICIES, cluster.namespace, request.policy)
     body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
-    try:
-        created = cluster.create(REPLAYS, body)
-    except NotPermittedError as error:
-        if "where" in request.select:
-            raise
-        say(f"an Inspection counts instead of a Replay: {error}")
-        _count_by_inspection(request)
-        return
+    created = cluster.create(REPLAYS, body)
     say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
     plan = planned(cluster, created)
     counts = run_of(plan).get("counts") or {}
     causes = (run_of(plan).get("preview") or {}).get("causes") or ()
     items = list(_planned_causes(causes, counts.get("left", 0)))
-    figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
-    fields = {"replay": plan["metadata"]["name"], **figures}
-    _print_planned(request, "PlannedCauseList", items, fields, _plan_summary(plan, counts))
-
-
-def _count_by_inspection(request: InspectionRequest) -> None:
-    """Count causes by an Inspection, and print them.
-
-    Raises:
-        RedriveError: the Inspection can't be created, or it failed.
-    """
-    body = inspected(request, "causes")
-    run = run_of(body)
-    items = list(_planned_causes(run.get("causes") or (), run["matched"]))
-    summary = summary_of(request, run)
-    _print_planned(request, "InspectedCauseList", items, extent_of(body), summary)
-
-
-def _print_planned(
-    request: InspectionRequest,
-    kind: str,
-    items: Sequence[PlannedCause],
-    fields: Mapping[str, object],
-    summary: Iterable[str],
-) -> None:
-    """Print causes that were counted in the cluster: a document of *kind*, or a table."""
     if request.output in FORMATS:
-        names = [item["cause"] for item in items]
-        print_document(document(kind, items, **fields), request.output, names)
+        figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
+        shown = document("PlannedCauseList", items, replay=plan["metadata"]["name"], **figures)
+        print_document(shown, request.output, [item["cause"] for item in items])
         return
-    lines = list(summary)
+    lines = list(_plan_summary(plan, counts))
     if items:
-        click.echo("\n".join(table(PLANNED_COLUMNS, list(map(_planned_row, items)))))
+        click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
         lines.append(f"Look at one: {one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
-    say("\n".join([*lines, f"Consumers and examples: {request.direct_hint()}"]))
+    say("\n".join(lines))
+
+
+_LIMITS = {
+    _count_by_inspection: f"an Inspection counts, of at most {MAX_NEWEST} entries",
+    _count_by_replay: "a Replay counts, without consumers and examples",
+}
 
 
 def _check_counted(request: InspectionRequest) -> None:
     options = {
-        "--reveal": request.reveals,
+        "--reveal with --where": request.reveals and "where" in request.select,
         "--limit": "limit" in request.select,
         "--where with --waiting": request.waiting and "where" in request.select,
     }
     if names := [name for name, is_set in options.items() if is_set]:
         raise click.UsageError(
             f"{', '.join(names)} of causes is for --direct: in the cluster all messages are "
-            f"counted, and no text is shown\n{request.direct_hint()}"
+            f"counted\n{request.direct_hint()}"
         )
 
 
@@ -154,12 +194,12 @@ def _planned_causes(causes: Iterable[Body], total: int) -> Iterator[PlannedCause
         }  # fmt: skip
 
 
-def _planned_row(count: PlannedCause) -> list[object]:
+def _planned_row(count: PlannedCause | CauseCount) -> list[object]:
     at = now()
     times = (count["firstTime"], count["lastTime"])
     return [
         count["messages"],
-        cut(clean(count["cause"] or NONE_RECORDED), LONGEST_CAUSE),
+        cut(clean(count["cause"] or NONE_RECORDED), _LONGEST_CAUSE),
         count["fingerprint"] or "-",
         *("-" if time is None else local_time(time, at) for time in times),
         "-" if count["replayed"] is None else count["replayed"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from redrive.inspection.payloads import MessageRecord
+from redrive.inspection.payloads import CauseCount, MessageRecord
 
 
 class Attention(TypedDict):
@@ -141,20 +141,6 @@ class LintFinding(TypedDict):
     related: list[FilePosition]
 
 
-class CauseCount(TypedDict):
-    """Messages with one cause; `following` of them follow a dead letter of their key."""
-
-    cause: str
-    fingerprint: str
-    messages: int
-    following: int
-    replayed: int
-    firstTime: str | None
-    lastTime: str | None
-    consumers: list[str]
-    example: str
-
-
 class PlannedCause(TypedDict):
     """Dead letters with one cause that a Replay can move."""
 
@@ -257,7 +243,7 @@ class CauseList(_Inspected):
 
 
 class PlannedCauseList(_Document):
-    """Output of `causes` without `--direct`: counts of a Replay of mode Plan.
+    """Output of `causes` that a Replay of mode Plan counts, as with `--where`.
 
     Of `scanned` dead letters `matched` are selected. The items do not count `refused` ones, which
     no Replay can move.
@@ -272,7 +258,7 @@ class PlannedCauseList(_Document):
 
 
 class InspectedCauseList(_Document):
-    """Output of `causes` without `--direct` that an Inspection counts, as with `--waiting`.
+    """Output of `causes` without `--direct`: counts of an Inspection.
 
     Of `messages` that were read `matched` are selected, and counted in the items.
     """
@@ -283,7 +269,7 @@ class InspectedCauseList(_Document):
     readEntries: int
     messages: int
     matched: int
-    items: list[PlannedCause]
+    items: list[CauseCount]
 
 
 class MessageList(_Inspected):

@@ -20,15 +20,14 @@ import click
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
 from redrive.api.inspection import MAX_RETURNED, RETURNED, ExportFormat
-from redrive.cli.cluster_causes import LONGEST_CAUSE, PLANNED_COLUMNS, count_causes
-from redrive.cli.documents import CauseCount, MalformedEntryRecord, ReplayRecord
+from redrive.cli.cluster_causes import count_causes, print_causes
+from redrive.cli.documents import MalformedEntryRecord, ReplayRecord
 from redrive.cli.inspection_request import InspectionRequest, inspection_options
-from redrive.cli.inspection_run import extent_of, one_of, peeked, summary_of, write_file
+from redrive.cli.inspection_run import extent_of, returned, summary_of, write_file
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
     Live,
-    TableColumn,
     clean,
     cut,
     document,
@@ -39,7 +38,6 @@ from redrive.cli.output import (
     print_document,
     say,
     style,
-    table,
     utc_option,
 )
 from redrive.cli.replays import run_of
@@ -49,29 +47,13 @@ from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
 from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
-from redrive.inspection.summary import CauseGroup, Summary
-from redrive.policy.envelope import CAUSE_TYPE
-from redrive.policy.values import time_text
+from redrive.inspection.summary import Summary, count_of
 from redrive.reading.rows import DeadLetterRow
 
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
 _LONGEST_VALUE = 64
 _FRAMES = 3
-_WITHOUT_CAUSE = f"""\
-none recorded: clients for Java and Go write no cause. Lines that add one:
-  Java  consumer.reconsumeLater(message, \
-Map.of("{CAUSE_TYPE}", error.getClass().getSimpleName()), delay, unit);
-  Go    consumer.ReconsumeLaterWithCustomProperties(message, \
-map[string]string{{"{CAUSE_TYPE}": fmt.Sprintf("%T", err)}}, delay)"""
-_CAUSE_COLUMNS = (
-    *PLANNED_COLUMNS,
-    TableColumn("FOLLOWING", right=True, wide=True),
-    TableColumn("CONSUMERS", dropped=3),
-    TableColumn("EXAMPLE", dropped=4),
-)
-
-
 _target_option = click.option(
     "--to",
     "target",
@@ -88,14 +70,15 @@ _target_option = click.option(
 def causes(request: InspectionRequest) -> int:
     """Count dead letters by the cause of their last failure. Nothing is consumed.
 
-    POLICY is the name of a RetryPolicy in the cluster. Its dead letters are counted there, by a
-    Replay that moves nothing, or by an Inspection of the newest 10000 entries if you may not create
-    Replays; with --waiting its retries by an Inspection. --reveal needs --direct.
+    POLICY is the name of a RetryPolicy in the cluster. An Inspection reads the newest 10000 entries
+    there, and encrypts consumers and examples for this call. With --all or --where, or if you may
+    not create Inspections, a Replay that moves nothing counts all dead letters, many of them by
+    Spark, without consumers and examples.
 
-    With --direct this program reads the newest 10000 entries, and shows consumers and
-    examples as well. A FILE, whose name has a / or ends with .yaml or .json, has RetryPolicies;
-    NAME is one of several. Texts of causes are masked: quoted values, words with digits, and words
-    of the message itself. --reveal shows clear text: your own token is the right to read it.
+    With --direct this program reads the broker. A FILE, whose name has a / or ends with .yaml or
+    .json, has RetryPolicies; NAME is one of several. Texts of causes are masked: quoted values,
+    words with digits, and words of the message itself. --reveal shows clear text: the right is the
+    verb reveal on inspections, and with --direct your own token.
     """
     if request.is_in_cluster:
         count_causes(request)
@@ -103,21 +86,12 @@ def causes(request: InspectionRequest) -> int:
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
-    groups = summary.ordered
-    items = list(map(_cause_count, groups))
-    if request.output in FORMATS:
-        names = [item["fingerprint"] or clean(item["cause"]) for item in items]
-        print_document(_document("CauseList", request, reading, items), request.output, names)
-        return 0
-    if not items:
+    items = list(map(count_of, summary.ordered))
+    if request.output in FORMATS or items:
+        shown = _document("CauseList", request, reading, items)
+        print_causes(request, items, shown, _malformed_lines(reading))
+    else:
         say("\n".join(_empty(request, reading)))
-        return 0
-    is_wide = request.output == "wide"
-    click.echo("\n".join(table(_CAUSE_COLUMNS, list(map(_cause_row, groups)), is_wide)))
-    _say_malformed(reading)
-    if any(not group.cause for group in groups):
-        say(_WITHOUT_CAUSE)
-    say(f"Look at one: {one_of(request, groups[0].fingerprint, groups[0].cause)}")
     return 0
 
 
@@ -171,7 +145,7 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
         RedriveError: the Inspection can't be created, or it failed.
     """
     request.check_evaluated()
-    body, records = peeked(request, limit)
+    body, records = returned(request, "peek", "messages", MessageRecord, limit=limit)
     if request.output in FORMATS:
         names = [record["id"] for record in records]
         shown = document("InspectedMessageList", records, **extent_of(body))
@@ -351,41 +325,16 @@ def _document(
     )
 
 
-def _cause_count(group: CauseGroup) -> CauseCount:
-    return {
-        "cause": group.cause,
-        "fingerprint": group.fingerprint,
-        "messages": group.messages,
-        "following": group.following,
-        "replayed": group.replayed,
-        "firstTime": time_text(group.first),
-        "lastTime": time_text(group.last),
-        "consumers": [name for name, _ in group.consumers.most_common()],
-        "example": group.example,
-    }
-
-
-def _cause_row(group: CauseGroup) -> list[object]:
-    at = now()
-    consumers = group.consumers.most_common(1)
-    return [
-        group.messages,
-        cut(clean(group.name), LONGEST_CAUSE),
-        group.fingerprint or "-",
-        local_time(time_text(group.first), at),
-        local_time(time_text(group.last), at),
-        group.replayed,
-        group.following,
-        f"{consumers[0][0]} ({len(group.consumers)})" if consumers else "-",
-        group.example,
-    ]
-
-
 def _say_malformed(reading: TopicReading) -> None:
+    for line in _malformed_lines(reading):
+        say(line)
+
+
+def _malformed_lines(reading: TopicReading) -> Iterator[str]:
     if reading.malformed:
         partition, entry, cause = reading.malformed[0]
-        count = reading.malformed_entries
-        say(f"{count} entries that no client can show, such as {entry}:{partition}: {clean(cause)}")
+        entries = f"{reading.malformed_entries} entries that no client can show"
+        yield f"{entries}, such as {entry}:{partition}: {clean(cause)}"
 
 
 def _empty(request: InspectionRequest, reading: TopicReading) -> Iterator[str]:

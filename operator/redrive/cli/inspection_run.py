@@ -18,7 +18,6 @@ from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
 from redrive.cli.replays import phase_of, run_of
 from redrive.errors import RedriveError
-from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.sealing import Recipient
 from redrive.kube.resources import INSPECTIONS, POLICIES
 
@@ -33,7 +32,7 @@ def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
     Args:
         request: policy and selection.
         command: its reason, for later readers.
-        result: `messages` or `export` of its spec, without `payload`.
+        result: `messages`, `causes` or `export` of its spec, without `payload`.
 
     Raises:
         RedriveError: the Inspection can't be created, or it failed.
@@ -56,19 +55,26 @@ def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
     return _ended(request, cluster, created)
 
 
-def peeked(request: InspectionRequest, limit: int) -> tuple[Body, list[MessageRecord]]:
-    """Run an Inspection for single messages; return it, and the newest *limit* selected ones.
+def returned(
+    request: InspectionRequest, command: str, result: str, record: type, **own: object
+) -> tuple[Body, list[Any]]:
+    """Run an Inspection; return it, and the records that it has encrypted for this call.
+
+    Args:
+        request: policy and selection.
+        command: its reason, for later readers.
+        result: field of its spec, with the further fields *own*.
+        record: TypedDict of the records.
 
     Raises:
         RedriveError: the Inspection can't be created, or it failed.
     """
     recipient = Recipient()
-    messages = {"limit": limit, "recipient": recipient.public_key}
-    body = inspected(request, "peek", messages=messages)
+    body = inspected(request, command, **{result: {"recipient": recipient.public_key, **own}})
     if not run_of(body)["matched"]:
         return body, []
-    sealed = run_of(body).get("sealedMessages", "")
-    return body, recipient.open(sealed, body["metadata"]["uid"])
+    sealed, uid = run_of(body).get("sealed", ""), body["metadata"]["uid"]
+    return body, recipient.open(sealed, uid, record)
 
 
 def write_file(request: InspectionRequest, destination: str, form: ExportFormat) -> None:
@@ -140,6 +146,7 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
                     "the messages can't be read",
                     got=problem,
                     remedy=f"correct it, or read {request.direct_hint()}",
+                    reason=ready.get("reason"),
                 )
             shown = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
             error = () if snapshot.error is None else (f"  {snapshot.error}",)

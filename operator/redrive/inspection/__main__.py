@@ -2,8 +2,8 @@
 
 It reads the messages by position, and writes a summary into the status of the Inspection. Status
 and log contain no message key, no payload, and no text of an unknown error, which may quote them.
-Single messages are encrypted for the recipient that the Inspection names. A file of messages is
-written to a destination that the connection names.
+Messages, and texts of causes, are encrypted for the recipient that the Inspection names. A file of
+messages is written to a destination that the connection names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from redrive.inspection.reader import MAX_BYTES, InspectedTopic, TopicReading, p
 from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.sealing import seal
-from redrive.inspection.summary import CauseGroup, Summary
+from redrive.inspection.summary import CauseGroup, Summary, count_of
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
 from redrive.kube.informer import when_available
@@ -102,7 +102,8 @@ def _read(job: InspectionJob) -> InspectionRun:
     is_waiting = spec.source is InspectedMessages.RETRY
     max_payload = None if is_file else MAX_PAYLOAD
     recorder = Recorder(reading.schema, spec.reveals, max_payload, waiting=is_waiting)
-    summary, due = Summary(recorder if is_file else None), time.monotonic() + REPORT_SECONDS
+    has_texts = is_file or spec.causes is not None
+    summary, due = Summary(recorder if has_texts else None), time.monotonic() + REPORT_SECONDS
 
     def report() -> None:
         nonlocal due
@@ -130,10 +131,10 @@ def _read(job: InspectionJob) -> InspectionRun:
     else:
         limit = 0 if spec.messages is None else spec.messages.limit
         newest = newest_of(rows, limit, MAX_RECORDED_BYTES)
-        if spec.messages is not None and newest:
-            records = list(map(recorder, newest))
-            sealed = seal(records, spec.messages.recipient, job.uid, MAX_SEALED)
-            results["sealed_messages"] = sealed
+        messages = list(map(recorder, newest))
+        records = list(map(count_of, summary.ordered)) if spec.causes else messages
+        if records and (result := spec.messages or spec.causes):
+            results["sealed"] = seal(records, result.recipient, job.uid, MAX_SEALED)
     return _shown(reading, summary, is_finished=True).model_copy(update=results)
 
 

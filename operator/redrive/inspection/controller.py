@@ -249,7 +249,7 @@ def _record(inspection: Body, result: str) -> str:
 
 def _reveals(inspection: Body) -> bool:
     """Return True if the spec, which may be invalid, asks for clear text."""
-    results = (inspection["spec"].get(name) or {} for name in ("messages", "export"))
+    results = (inspection["spec"].get(name) or {} for name in ("messages", "causes", "export"))
     # The schema permits mappings only.
     return any(result.get("payload") == ReturnedPayload.CLEAR for result in results)
 

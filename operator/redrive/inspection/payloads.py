@@ -86,6 +86,20 @@ class MessageRecord(ShownPayload):
     payloadSize: int
 
 
+class CauseCount(TypedDict):
+    """Messages with one cause; `following` of them follow a dead letter of their key."""
+
+    cause: str
+    fingerprint: str
+    messages: int
+    following: int
+    replayed: int
+    firstTime: str | None
+    lastTime: str | None
+    consumers: list[str]
+    example: str
+
+
 class DataMap(dict[str, Any]):
     """A map whose keys are data, as those of Avro; names of fields are not."""
 

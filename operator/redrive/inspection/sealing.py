@@ -11,7 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.inspection.payloads import MessageRecord
 
 MAX_OPENED = 32 * 2**20
 """Bytes of decrypted records, as JSON. A job of another version could compress any length."""
@@ -33,15 +32,15 @@ class Recipient:
     """A key pair for one Inspection.
 
     Attributes:
-        public_key: for `spec.messages.recipient`.
+        public_key: for `recipient` of the spec.
     """
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.public_key = base64.b64encode(self._private.public_key().public_bytes_raw()).decode()
 
-    def open(self, sealed: str, uid: str) -> list[MessageRecord]:
-        """Decrypt the records of the Inspection with this uid.
+    def open(self, sealed: str, uid: str, record: type) -> list[Any]:
+        """Decrypt the records of the Inspection with this uid, of the TypedDict *record*.
 
         Raises:
             RedriveError: they are for another key or Inspection, or of another version.
@@ -53,14 +52,16 @@ class Recipient:
             cipher = ChaCha20Poly1305(_derive(shared, sender, self.public_key))
             text = cipher.decrypt(_NONCE, text, uid.encode())
             records = json.loads(zlib.decompressobj().decompress(text, MAX_OPENED))
-            if all(record.keys() == MessageRecord.__annotations__.keys() for record in records):
-                return cast("list[MessageRecord]", records)
+            if isinstance(records, list) and all(
+                fields.keys() == record.__annotations__.keys() for fields in records
+            ):
+                return records
         except (InvalidTag, AttributeError, TypeError, ValueError, zlib.error) as error:
             raise _unreadable() from error
         raise _unreadable()
 
 
-def seal(records: Sequence[MessageRecord], recipient: str, uid: str, max_length: int) -> str:
+def seal(records: Sequence[object], recipient: str, uid: str, max_length: int) -> str:
     """Encrypt as many of the first *records* as fit into *max_length* characters of base64.
 
     A record that does not fit alone is left out. The JSON has at most `MAX_OPENED` bytes.
@@ -83,21 +84,21 @@ def seal(records: Sequence[MessageRecord], recipient: str, uid: str, max_length:
     return _sealed(records, recipient, uid)
 
 
-def _share(records: Sequence[MessageRecord], max_bytes: int) -> float:
+def _share(records: Sequence[object], max_bytes: int) -> float:
     """Return the size of *records* relative to their limits: at most 1 if they fit."""
     content = json.dumps(records).encode()
     return max(len(content) / MAX_OPENED, len(zlib.compress(content)) / max_bytes)
 
 
-def _sealed(records: Sequence[MessageRecord], recipient: str, uid: str) -> str:
+def _sealed(records: Sequence[object], recipient: str, uid: str) -> str:
     private = X25519PrivateKey.generate()
     try:
         shared = private.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(recipient)))
     except ValueError as error:
         raise InvalidSpecError(
-            "`messages.recipient` must be a public key of X25519",
+            "`recipient` must be a public key of X25519",
             got=recipient,
-            remedy="use redrive peek, which makes one for each call",
+            remedy="use redrive peek or causes, which makes one for each call",
         ) from error
     sender = private.public_key().public_bytes_raw()
     cipher = ChaCha20Poly1305(_derive(shared, sender, recipient))
@@ -113,7 +114,7 @@ def _derive(shared: bytes, sender: bytes, recipient: str) -> bytes:
 
 def _unreadable() -> RedriveError:
     return RedriveError(
-        "the messages of the Inspection can't be decrypted",
+        "the result of the Inspection can't be decrypted",
         remedy="repeat the command with the version of the operator: see redrive version",
         reason="MessagesUnreadable",
     )

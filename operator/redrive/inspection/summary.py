@@ -10,8 +10,10 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
+from redrive.inspection.payloads import CauseCount
 from redrive.inspection.record import Recorder
 from redrive.policy.envelope import CONSUMER, DEAD_REASON, REPLAY
+from redrive.policy.values import time_text
 from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import FailureCause
@@ -64,6 +66,21 @@ class CauseGroup:
     def name(self) -> str:
         """Return the cause for people."""
         return self.cause or NONE_RECORDED
+
+
+def count_of(group: CauseGroup) -> CauseCount:
+    """Return a cause as commands show it."""
+    return {
+        "cause": group.cause,
+        "fingerprint": group.fingerprint,
+        "messages": group.messages,
+        "following": group.following,
+        "replayed": group.replayed,
+        "firstTime": time_text(group.first),
+        "lastTime": time_text(group.last),
+        "consumers": [name for name, _ in group.consumers.most_common()],
+        "example": group.example,
+    }
 
 
 @dataclass

@@ -91,7 +91,8 @@ def test_immutable_field_cannot_change(
     values: dict[str, tuple[object, ...]] = dict.fromkeys(
         ("naming.retryTopic", "naming.deadLetterTopic", "target.topic"), topics
     )
-    values["messages.recipient"] = ("A" * 43 + "=", "B" * 43 + "=")
+    recipients = "A" * 43 + "=", "B" * 43 + "="
+    values |= dict.fromkeys(("messages.recipient", "causes.recipient"), recipients)
     values |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
     beside = {"target": {"type": "Topic"}} if str(leaf) == "target.topic" else {}
     base = manifest(kind, place.name)["spec"] | beside

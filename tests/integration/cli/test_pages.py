@@ -22,12 +22,22 @@ import pytest
 import yaml
 
 import redrive
+from redrive.api.inspection import MAX_SEALED
 from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError, ObjectNotFoundError
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.cli.output import now, written
-from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS
+from redrive.inspection.payloads import CauseCount
+from redrive.inspection.sealing import seal
+from redrive.kube.resources import (
+    APPROVALS,
+    CONNECTIONS,
+    INSPECTIONS,
+    POLICIES,
+    REPLAYS,
+    Resource,
+)
 from sandbox import builds, chart
 from sandbox.kubernetes import Cluster
 from tests.integration.cli.conftest import Shop, condition, put
@@ -183,8 +193,9 @@ def jobs_run(client: Client) -> Iterator[None]:
 
     def run() -> None:
         while not stopped.wait(0.05):
-            for replay in client.list(REPLAYS, client.namespace):
-                show(client, replay)
+            for kind, following in ((REPLAYS, next_status), (INSPECTIONS, next_inspection)):
+                for body in client.list(kind, client.namespace):
+                    show(client, kind, body, following(body))
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run)
@@ -195,17 +206,48 @@ def jobs_run(client: Client) -> Iterator[None]:
             running.result()
 
 
-def show(client: Client, replay: Mapping[str, Any]) -> None:
-    """Write the next status of a Replay."""
-    if status := next_status(replay):
-        path = f"{REPLAYS.path(client.namespace, replay['metadata']['name'])}/status"
+def show(
+    client: Client, kind: Resource, body: Mapping[str, Any], status: Mapping[str, Any]
+) -> None:
+    """Write the next status of a Replay or an Inspection, if it is not empty."""
+    if status:
+        path = f"{kind.path(client.namespace, body['metadata']['name'])}/status"
         try:
             client.request("PATCH", path, {"status": status})
         except ObjectNotFoundError:
             return
         except ClusterError:
-            client.delete(REPLAYS, replay)  # so that no command waits for it
+            client.delete(kind, body)  # so that no command waits for it
             raise
+
+
+def next_inspection(inspection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status of an Inspection that has ended, empty if it has it."""
+    if inspection.get("status"):
+        return {}
+    consumers = ["fulfilment-7d9c4", "fulfilment-b81f2"]
+    at = written(now())
+    causes: list[CauseCount] = [
+        {
+            "cause": cause,
+            "fingerprint": fingerprint,
+            "messages": messages,
+            "following": 0,
+            "replayed": replayed,
+            "consumers": consumers,
+            "firstTime": at,
+            "lastTime": at,
+            "example": example,
+        }
+        for cause, fingerprint, messages, replayed, example in (
+            ("WarehouseDown", "9f31c2e07b1d55a0", 120, 0, "no answer from the ? within ? ms"),
+            ("JSONDecodeError", "02aa7144d0e31b6c", 20, 6, "Expecting property name"),
+        )
+    ]
+    result, uid = inspection["spec"]["causes"], inspection["metadata"]["uid"]
+    figures = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), 140)
+    sealed = seal(causes, result["recipient"], uid, MAX_SEALED)
+    return {"phase": "Completed", "conditions": [READY], "run": {**figures, "sealed": sealed}}
 
 
 def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.sealing import Recipient
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_MESSAGE, CAUSE_TYPE, REPLAYS
 from redrive.policy.naming import TopicName
@@ -97,7 +98,7 @@ def test_inspection_counts_causes_and_consumes_nothing(shop: Shop, tmp_path: Pat
     assert run["causes"][0]["fingerprint"] == FINGERPRINT
     assert (narrow["run"]["plannedEntries"], narrow["run"]["truncated"]) == (2, True)
     uid = shop.kubectl("get", "inspection/narrow", "-o", "jsonpath={.metadata.uid}")
-    (message,) = recipient.open(narrow["run"]["sealedMessages"], uid)
+    (message,) = recipient.open(narrow["run"]["sealed"], uid, MessageRecord)
     assert (message["cause"], message["payloadEncoding"]) == ("JSONDecodeError", "masked")
     assert [part for part in planted.data if part in str(message)] == []
     (file,) = (tmp_path / shop.name / "orders").iterdir()
@@ -140,7 +141,7 @@ def test_waiting_retries_need_permission_of_connection(shop: Shop) -> None:
     started, *_ = audit_records(shop, "waiting")
     assert (started["requestedBy"], started["reveals"]) == ("admin", True)
     uid = shop.kubectl("get", "inspection/waiting", "-o", "jsonpath={.metadata.uid}")
-    opened = recipient.open(status["run"]["sealedMessages"], uid)
+    opened = recipient.open(status["run"]["sealed"], uid, MessageRecord)
     assert all(part in str(opened) for part in planted.data)
     assert [(c["cause"], c["messages"]) for c in status["run"]["causes"]] == [("Throttled", 2)]
     assert planted.leaks(shop) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -19,6 +19,7 @@ from redrive.cli.main import main
 from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
 from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import seal
+from redrive.inspection.summary import Summary, count_of
 from redrive.kube.resources import INSPECTIONS, Resource
 from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
 from redrive.reading.positions import EntryId
@@ -334,23 +335,24 @@ class InspectingCluster(LostCluster):
 
     fitting = len(ROWS)
     wanted: ClassVar[list[dict[str, Any]]] = []
-    """`spec.messages` or `spec.export` of each Inspection."""
+    """The result that each Inspection has to return."""
     authors: ClassVar[list[str]] = []
     """The user that each Inspection names."""
 
+    def records(self) -> Sequence[object]:
+        return list(map(Recorder(lambda _: None), ROWS[::-1]))
+
     def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
         spec = body["spec"]
-        wanted = spec.get("export") or spec["messages"]
+        wanted = spec.get("export") or spec.get("causes") or spec["messages"]
         self.wanted.append(wanted)
         self.authors.append(body["metadata"]["annotations"]["redrive.io/requested-by"])
         matched = self.fitting and len(ROWS)
         run: dict[str, Any] = {"totalEntries": 3, "readEntries": 3, "messages": 3}
         run["matched"] = matched
         if "recipient" in wanted:
-            records = list(map(Recorder(lambda _: None), ROWS[::-1]))[: self.fitting]
-            run["sealedMessages"] = seal(
-                records[: wanted["limit"]], wanted["recipient"], "u-x", 2**20
-            )
+            records = self.records()[: self.fitting][: wanted.get("limit")]
+            run["sealed"] = seal(records, wanted["recipient"], "u-x", 2**20)
         elif matched:
             run["file"] = f"s3://letters/shop/orders/orders-x.{wanted['format'].lower()}"
         status = {"phase": "Completed", "run": run}
@@ -423,7 +425,37 @@ def test_peek_in_cluster_names_messages_that_do_not_fit(
     assert "1 of the newest 3: more do not fit; select fewer" in capsys.readouterr().err
 
 
-class InspectorsCluster(InspectingCluster):
+class CountingCluster(InspectingCluster):
+    """A cluster in which an Inspection returns the causes of `ROWS`."""
+
+    def records(self) -> Sequence[object]:
+        summary = Summary(Recorder(lambda _: None))
+        for row in ROWS:
+            summary.add(row)
+        return list(map(count_of, summary.ordered))
+
+
+def test_causes_in_cluster_show_consumers_and_examples(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection_run, "Cluster", CountingCluster)
+    monkeypatch.setattr(output, "width", lambda: 160)
+    assert main(["causes", "orders", "-o", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    check(shown, SCHEMAS["$defs"]["InspectedCauseList"])
+    assert main(["causes", "orders"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].endswith("fulfilment-a (1)  no answer from the warehouse")
+    assert "Look at one: redrive peek orders --cause 000000000000000d --limit 1" in captured.err
+    assert main(["causes", "orders", "--reveal"]) == 0
+    assert CountingCluster.wanted[-1]["payload"] == "Clear"
+    capsys.readouterr()
+    monkeypatch.setattr(CountingCluster, "fitting", 1)
+    assert main(["causes", "orders"]) == 0
+    assert "1 messages of less frequent causes are not shown" in capsys.readouterr().err
+
+
+class InspectorsCluster(CountingCluster):
     """A cluster whose caller may create Inspections only."""
 
     def create(self, resource: Resource, body: Body) -> Body:
@@ -431,28 +463,74 @@ class InspectorsCluster(InspectingCluster):
             raise NotPermittedError("not permitted to create replays", remedy="-")
         return super().create(resource, body)
 
-    def states(self, _resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
-        cause = {"cause": "WarehouseDown", "messages": 2, "replayed": 0}
-        counts = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), 3)
-        status = {"phase": "Completed", "run": {**counts, "causes": [cause]}}
-        yield SimpleNamespace(objects=({**body, "status": status},), error=None)
 
-
-def test_caller_without_replays_counts_by_an_inspection(
+def test_inspection_counts_where_no_replay_can(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (cluster_causes, inspection_run):
         monkeypatch.setattr(module, "Cluster", InspectorsCluster)
+    assert main(["causes", "orders", "--all"]) == 0
+    error = capsys.readouterr().err
+    assert "an Inspection counts, of at most 1000000 entries: not permitted to create" in error
+    assert main(["causes", "orders", "--where", "size > 1"]) == 1
+    assert "not permitted to create replays" in capsys.readouterr().err
+
+
+class RespondersCluster(CountingCluster):
+    """A cluster whose caller may create Replays only, if it has not an Inspection *stalled*."""
+
+    stalled: ClassVar[str] = ""
+
+    def create(self, resource: Resource, body: Body) -> Body:
+        if resource is INSPECTIONS and not self.stalled:
+            raise NotPermittedError("not permitted to create inspections", remedy="-")
+        return super().create(resource, body)
+
+    def delete(self, *_: object) -> None:  # type: ignore[override]  # it succeeds
+        return
+
+    def states(self, resource: Resource, body: Body, /) -> Iterator[SimpleNamespace]:
+        if resource is INSPECTIONS:
+            conditions = [
+                {"type": kind, "status": "True", "reason": self.stalled, "message": "-"}
+                for kind in ("Ready", "Stalled")
+            ]
+            status: Body = {"phase": "Pending", "conditions": conditions}
+        else:
+            cause = {"cause": "WarehouseDown", "messages": 2, "replayed": 0}
+            counts = {"scanned": 3, "matched": 3, "left": 3}
+            status = {
+                "phase": "Completed",
+                "run": {"counts": counts, "preview": {"causes": [cause]}},
+            }
+        yield SimpleNamespace(objects=({**body, "status": status},), error=None)
+
+
+@pytest.mark.parametrize(
+    ("stalled", "problem"),
+    [("", "not permitted to create"), ("InspectionIdentityMissing", "InspectionIdentityMissing")],
+)
+def test_replay_counts_where_no_inspection_can(
+    stalled: str, problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (cluster_causes, inspection_run):
+        monkeypatch.setattr(module, "Cluster", RespondersCluster)
+    monkeypatch.setattr(RespondersCluster, "stalled", stalled)
     assert main(["causes", "orders"]) == 0
     captured = capsys.readouterr()
     rows = [row.split()[:2] for row in captured.out.splitlines()[1:]]
     assert rows == [["2", "WarehouseDown"], ["1", "(others)"]]
-    assert "an Inspection counts instead of a Replay: not permitted to create replays" in (
-        captured.err
-    )
+    assert "a Replay counts, without consumers and examples: " in captured.err
+    assert problem in captured.err
     assert "Look at one: redrive peek orders --cause WarehouseDown --limit 1" in captured.err
-    assert main(["causes", "orders", "--where", "size > 1"]) == 1
-    assert "not permitted to create replays" in capsys.readouterr().err
+    for option in ("--waiting", "--reveal"):  # no Replay can
+        assert main(["causes", "orders", option]) == 1
+        assert problem in capsys.readouterr().err
+    assert main(["causes", "orders", "--all"]) == 0
+    assert "a Replay counts, without" not in capsys.readouterr().err  # it does so anyway
+    monkeypatch.setattr(RespondersCluster, "stalled", "TooManyRuns")
+    assert main(["causes", "orders"]) == 1
+    assert "TooManyRuns" in capsys.readouterr().err
 
 
 def test_inspection_that_is_left_is_named_with_the_cause(

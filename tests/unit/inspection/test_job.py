@@ -17,6 +17,7 @@ from redrive.api.inspection import InspectionRun
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection import __main__ as program
 from redrive.inspection.job import InspectionJob
+from redrive.inspection.payloads import CauseCount, MessageRecord
 from redrive.inspection.reader import TopicReading
 from redrive.inspection.sealing import Recipient
 from redrive.kube import logs
@@ -94,25 +95,33 @@ class ListedReading(TopicReading):
             yield dead_letter(entry, "Down", key=PLANTED, value=PLANTED.encode())
 
 
-@pytest.mark.parametrize("payload", ["Masked", "Clear"])
-def test_messages_are_for_the_recipient_only(payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipient, reports = Recipient(), list[InspectionRun]()
+def run_of(
+    result: Body, monkeypatch: pytest.MonkeyPatch, job: InspectionJob = JOB
+) -> InspectionRun:
+    """Run the program for an Inspection with *result*, and return its last report."""
+    reports = list[InspectionRun]()
 
     def write(_: InspectionJob, run: InspectionRun) -> Body:
         reports.append(run)
-        messages = {"recipient": recipient.public_key, "limit": 2, "payload": payload}
-        spec = {"policyRef": {"name": "orders"}, "messages": messages}
-        return {"metadata": {"name": "now"}, "spec": spec}
+        return {"metadata": {"name": "now"}, "spec": {"policyRef": {"name": "orders"}, **result}}
 
     monkeypatch.setattr(program, "_write", write)
     monkeypatch.setattr(program, "plan_reading", lambda topic, *_: ListedReading(topic, 3, 3))
-    monkeypatch.setattr(program, "job_credentials", lambda: None)
+    credentials = SimpleNamespace(object_store_keys=dict)
+    monkeypatch.setattr(program, "job_credentials", lambda: credentials)
     monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
-    program.main([dataclasses.replace(JOB, topic=TOPIC).encode()])
-    run = reports[-1]
+    program.main([dataclasses.replace(job, topic=TOPIC).encode()])
+    return reports[-1]
+
+
+@pytest.mark.parametrize("payload", ["Masked", "Clear"])
+def test_messages_are_for_the_recipient_only(payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipient = Recipient()
+    messages = {"recipient": recipient.public_key, "limit": 2, "payload": payload}
+    run = run_of({"messages": messages}, monkeypatch)
     assert run.finished
     assert PLANTED not in str(run.to_manifest())
-    newest, older = recipient.open(run.sealed_messages or "", JOB.uid)
+    newest, older = recipient.open(run.sealed or "", JOB.uid, MessageRecord)
     assert [newest["id"], older["id"]] == ["7:2:0:0", "7:1:0:0"]
     assert newest["keyHash"] == older["keyHash"]
     clear = {"key": PLANTED, "payload": PLANTED, "causeMessage": f"no {PLANTED}"}
@@ -121,27 +130,28 @@ def test_messages_are_for_the_recipient_only(payload: str, monkeypatch: pytest.M
     assert run.causes[0].messages == 3
 
 
+@pytest.mark.parametrize("payload", ["Masked", "Clear"])
+def test_examples_of_causes_are_for_the_recipient_only(
+    payload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipient = Recipient()
+    run = run_of({"causes": {"recipient": recipient.public_key, "payload": payload}}, monkeypatch)
+    assert PLANTED not in str(run.to_manifest())
+    (cause,) = recipient.open(run.sealed or "", JOB.uid, CauseCount)
+    assert (cause["cause"], cause["messages"], cause["consumers"]) == ("Down", 3, ["fulfilment-a"])
+    assert cause["example"] == (f"no {PLANTED}" if payload == "Clear" else "no ?")
+
+
 @pytest.mark.parametrize(("form", "payload"), [("JSONLines", "Clear"), ("HTML", "Masked")])
 def test_file_has_messages_that_no_status_has(
     form: str, payload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports = list[InspectionRun]()
     export = {"destination": "archive", "format": form, "payload": payload}
-
-    def write(_: InspectionJob, run: InspectionRun) -> Body:
-        reports.append(run)
-        return {"metadata": {"name": "now"}, "spec": {"policyRef": {"name": "o"}, "export": export}}
-
-    monkeypatch.setattr(program, "_write", write)
-    monkeypatch.setattr(program, "plan_reading", lambda topic, *_: ListedReading(topic, 3, 3))
-    credentials = SimpleNamespace(object_store_keys=dict)
-    monkeypatch.setattr(program, "job_credentials", lambda: credentials)
-    monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
     file = tmp_path / "shop" / "orders" / "now"
     replays = [["after-fix", "Run", "Completed", "3", "0", "", "2026-11-26T13:33:20Z"]]
-    job = dataclasses.replace(JOB, topic=TOPIC, file=f"file://{file}", replays=replays)
-    program.main([job.encode()])
-    run, text = reports[-1], file.read_text("utf-8")
+    job = dataclasses.replace(JOB, file=f"file://{file}", replays=replays)
+    run = run_of({"export": export}, monkeypatch, job)
+    text = file.read_text("utf-8")
     assert (run.finished, run.matched, run.file) == (True, 3, f"file://{file}")
     assert PLANTED not in str(run.to_manifest())
     if form == "HTML":

@@ -26,7 +26,7 @@ def records(count: int) -> list[MessageRecord]:
 def test_recipient_opens_the_records_of_its_inspection() -> None:
     recipient, sent = Recipient(), records(3)
     sealed = seal(sent, recipient.public_key, UID, 2**18)
-    assert recipient.open(sealed, UID) == sent
+    assert recipient.open(sealed, UID, MessageRecord) == sent
     assert b"keyHash" not in base64.b64decode(sealed)
 
 
@@ -42,16 +42,16 @@ def test_changed_records_are_refused(part: str) -> None:
     sealed[0 if part == "sender" else 40] ^= 1
     text = {"empty": "", "text": "?"}.get(part, base64.b64encode(sealed).decode())
     with pytest.raises(RedriveError, match="can't be decrypted"):
-        recipient.open(text, UID)
+        recipient.open(text, UID, MessageRecord)
 
 
 def test_records_for_others_are_refused() -> None:
     recipient = Recipient()
     sealed = seal(records(1), recipient.public_key, UID, 2**18)
     with pytest.raises(RedriveError, match="can't be decrypted"):
-        Recipient().open(sealed, UID)
+        Recipient().open(sealed, UID, MessageRecord)
     with pytest.raises(RedriveError, match="can't be decrypted"):
-        recipient.open(sealed, "another")
+        recipient.open(sealed, "another", MessageRecord)
 
 
 def test_records_of_another_version_are_refused() -> None:
@@ -60,7 +60,7 @@ def test_records_of_another_version_are_refused() -> None:
     del record["origin"]  # type: ignore[misc]  # as a job of another version
     sealed = seal([record], recipient.public_key, UID, 2**18)
     with pytest.raises(RedriveError, match="see redrive version"):
-        recipient.open(sealed, UID)
+        recipient.open(sealed, UID, MessageRecord)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
@@ -69,7 +69,7 @@ def test_first_records_that_fit_are_sealed(share: float) -> None:
     length = len(seal(sent, recipient.public_key, UID, 2**18))
     most = int(length * share)
     sealed = seal(sent, recipient.public_key, UID, most)
-    opened = recipient.open(sealed, UID)
+    opened = recipient.open(sealed, UID, MessageRecord)
     assert len(sealed) <= most
     assert opened == sent[: len(opened)]
     assert len(opened) > 50 * share - 10
@@ -77,7 +77,8 @@ def test_first_records_that_fit_are_sealed(share: float) -> None:
 
 def test_record_that_does_not_fit_leaves_none() -> None:
     recipient = Recipient()
-    assert recipient.open(seal(records(1), recipient.public_key, UID, 90), UID) == []
+    sealed = seal(records(1), recipient.public_key, UID, 90)
+    assert recipient.open(sealed, UID, MessageRecord) == []
 
 
 def test_record_that_does_not_fit_alone_is_left_out() -> None:
@@ -85,7 +86,7 @@ def test_record_that_does_not_fit_alone_is_left_out() -> None:
     values = {str(n): hashlib.sha256(bytes([n])).hexdigest() for n in range(200)}
     long = REVEALED(dead_letter(9, properties=values))
     sealed = seal([long, *sent, long, last], recipient.public_key, UID, 4_000)
-    assert recipient.open(sealed, UID) == [*sent, last]
+    assert recipient.open(sealed, UID, MessageRecord) == [*sent, last]
 
 
 def test_first_record_that_fits_alone_is_kept() -> None:
@@ -93,7 +94,7 @@ def test_first_record_that_fits_alone_is_kept() -> None:
     first["trace"] = [hashlib.sha256(bytes([n])).hexdigest() for n in range(100)]
     length = len(seal([first], recipient.public_key, UID, 2**18))
     sealed = seal([first, second, third], recipient.public_key, UID, length)
-    assert recipient.open(sealed, UID) == [first]
+    assert recipient.open(sealed, UID, MessageRecord) == [first]
 
 
 def test_sealed_records_are_never_too_long_to_open() -> None:
@@ -102,7 +103,7 @@ def test_sealed_records_are_never_too_long_to_open() -> None:
     sent = [REVEALED(dead_letter(n, properties={"x": "\x01" * 2**20})) for n in range(6)]
     long = REVEALED(dead_letter(9, properties={"x": "\x01" * 6 * 2**20}))
     sealed = seal([long, *sent], recipient.public_key, UID, 2**18)
-    assert recipient.open(sealed, UID) == sent[:5]
+    assert recipient.open(sealed, UID, MessageRecord) == sent[:5]
 
 
 def test_recipient_without_order_is_refused() -> None:
