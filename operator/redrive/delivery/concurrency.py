@@ -34,7 +34,7 @@ import pulsar
 from redrive.delivery.forking import OwnerProcess, check_client, is_inherited
 from redrive.errors import PROCESS_ERRORS
 from redrive.policy.values import to_limit
-from redrive.policy.verdict import parts
+from redrive.policy.verdict import is_a, parts
 
 OPEN_SECONDS = 12.0
 """Time in which a broker has to open a producer, or to answer a request about a topic."""
@@ -557,12 +557,12 @@ _ENDINGS = (*PROCESS_ERRORS, pulsar.Interrupted, RunCancelled)
 
 def ends_run(error: BaseException) -> bool:
     """Return True if *error* is no failure of a message, and has to be raised again."""
-    return any(isinstance(part, _ENDINGS) for part in parts(error))
+    return any(is_a(part, _ENDINGS) for part in parts(error))
 
 
 def exits(error: BaseException) -> bool:
     """Return True if the program has asked for its own end, as `sys.exit` does."""
-    return any(isinstance(part, SystemExit) for part in parts(error))
+    return any(is_a(part, SystemExit) for part in parts(error))
 
 
 def ends_thread(error: BaseException) -> bool:

@@ -42,7 +42,9 @@ from redrive.policy.verdict import (
     after_error,
     after_expiry,
     after_failure,
+    cause_of,
     end,
+    is_a,
 )
 
 MAX_COUNTED = 10_000
@@ -185,8 +187,9 @@ class Decisions:
         Where a rule raises an exception, the policy alone decides: else the message would end each
         consumer that gets it.
         """
-        asked = isinstance(error, (RetryLater, DeadLetter))
-        cause = error.__cause__ if asked and error.__cause__ is not None else error
+        asked = is_a(error, (RetryLater, DeadLetter))
+        raised_from = cause_of(error) if asked else None
+        cause = error if raised_from is None else raised_from
         failure, luck = self._failure(message, cause, raised=True), _luck()
         failed_at = self.clock.now() if failure.cause is None else failure.cause.failed_at
 

@@ -34,7 +34,7 @@ from redrive.delivery.in_flight import AtWork, Call
 from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
-from redrive.policy.verdict import Done, HandlerTimeoutError
+from redrive.policy.verdict import Done, HandlerTimeoutError, is_a
 
 
 def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
@@ -263,7 +263,7 @@ class NotRunError(RedriveError):
 
 def fails_message(error: BaseException) -> bool:
     """Return True if an *error* of a handler is a failure of its messages, and ends no `run`."""
-    return not isinstance(error, NotRunError) and not ends_run(error)
+    return not is_a(error, NotRunError) and not ends_run(error)
 
 
 _UNRUN = (Awaitable, Generator, AsyncGenerator)
@@ -536,10 +536,10 @@ def _run(answer: _Answer) -> _Answer:
 
 
 def _outcome(answer: object, *, explicit: bool) -> Outcome:
+    if isinstance(answer, BaseException):  # first: its class may raise at any other question
+        return answer
     if isinstance(answer, Done):
         return None
-    if isinstance(answer, BaseException):
-        return answer
     return _not_done(answer) if explicit or answer is not None else None
 
 

@@ -190,7 +190,7 @@ class Cause:
         Raises:
             TypeError: it is no exception.
         """
-        if not isinstance(error, BaseException):
+        if not issubclass(type(error), BaseException):
             msg = f"the cause must be an exception: got {error!r}; give what the handler raised"
             raise TypeError(msg)
         try:

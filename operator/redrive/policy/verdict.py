@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError, RedriveError
 from redrive.policy.ladder import check_delay
@@ -281,7 +281,7 @@ class FailureRules:
         if self.retry_on == (Exception,) and not self.dead_letter_on:
             return True
         applied = nearest(error, (*self.dead_letter_on, *self.retry_on))
-        if applied == (None,) and isinstance(error, HandlerTimeoutError):
+        if applied == (None,) and is_a(error, HandlerTimeoutError):
             return True  # the handler raised nothing that a rule could contain
         return all(rule in self.retry_on for rule in applied)
 
@@ -311,8 +311,8 @@ def after_error(  # noqa: PLR0913 - the inputs of a verdict
     """
     failures = reconsume_times + 1
     exceptions = parts(error)
-    later = [part.delay for part in exceptions if isinstance(part, RetryLater)]
-    if any(isinstance(part, DeadLetter) for part in exceptions):
+    later = [part.delay for part in exceptions if is_a(part, RetryLater)]
+    if any(is_a(part, DeadLetter) for part in exceptions):
         return end(policy, DeadReason.REQUESTED, failures)
     if later:
         delay = max(filter(None, later), default=None)
@@ -346,11 +346,35 @@ def nearest(error: BaseException, rules: Collection[ErrorRule]) -> tuple[ErrorRu
     return _named(error, rules, _MAX_CAUSES) or (catch_all,)
 
 
+_Error = TypeVar("_Error", bound=BaseException)
+
+
 def parts(error: BaseException) -> Sequence[BaseException]:
     """Return the exceptions of a group, including nested groups; else *error* itself."""
-    if not isinstance(error, BaseExceptionGroup):
-        return (error,)
-    return [part for member in error.exceptions for part in parts(member)]
+    members = _members(error)
+    return (error,) if members is None else [p for member in members for p in parts(member)]
+
+
+def is_a(error: object, kinds: type[_Error] | tuple[type[_Error], ...]) -> TypeGuard[_Error]:
+    """Return True if *error* is of one of the classes, whatever it makes of `__class__`.
+
+    A class of the program may raise at the access to any attribute; `isinstance` reads one.
+    """
+    return issubclass(type(error), kinds)
+
+
+def _members(error: BaseException) -> Sequence[BaseException] | None:
+    """Return the exceptions of a group, which may hide them; None if *error* is no group."""
+    if not is_a(error, BaseExceptionGroup):
+        return None
+    members: Sequence[BaseException] = vars(BaseExceptionGroup)["exceptions"].__get__(error)
+    return members
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the exception that *error* was raised from, which it may hide."""
+    cause: BaseException | None = vars(BaseException)["__cause__"].__get__(error)
+    return cause
 
 
 def _named(
@@ -359,11 +383,10 @@ def _named(
     own = _own(error, rules)
     if own is not None:
         return (own,)
-    if isinstance(error, BaseExceptionGroup):
-        return tuple(rule for part in error.exceptions for rule in nearest(part, rules))
-    if error.__cause__ is None or not causes:
-        return ()
-    return _named(error.__cause__, rules, causes - 1)
+    if (members := _members(error)) is not None:
+        return tuple(rule for part in members for rule in nearest(part, rules))
+    cause = cause_of(error)
+    return () if cause is None or not causes else _named(cause, rules, causes - 1)
 
 
 def _own(error: BaseException, rules: Collection[ErrorRule]) -> ErrorRule | None:

@@ -48,7 +48,33 @@ class Panic(BaseException):
     """A panic in Rust, as PyO3 raises it."""
 
 
+def broken(*_: object) -> bool:
+    raise Panic
+
+
+def hostile(name: str, base: type[BaseException] = Exception) -> BaseException:
+    """Return an exception with an attribute or a method of this *name* that raises."""
+    is_method = name in {"__bool__", "__getattribute__", "__str__", "__reduce__", "__eq__"}
+    kind = type("HostileError", (base,), {name: broken if is_method else property(broken)})
+    arguments = ("two", [ValueError()]) if issubclass(base, BaseExceptionGroup) else ("one",)
+    error: BaseException = kind(*arguments)
+    return error
+
+
+class EmptyError(LookupError):
+    """An exception that is false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+HOSTILE = [
+    *((name, Exception) for name in ("__class__", "__traceback__", "__bool__", "__str__")),
+    *((name, BaseException) for name in ("__getattribute__", "__reduce__", "__eq__")),
+    ("exceptions", ExceptionGroup),
+]
 FAILURES = [
+    EmptyError(),
     Panic("index out of bounds"),
     asyncio.CancelledError(),
     BaseExceptionGroup("two", [asyncio.CancelledError(), ValueError()]),
@@ -108,9 +134,34 @@ async def test_async_handler_failure_of_any_class_uses_up_retries(error: BaseExc
 
     await consumer.run(handle_async)
     assert handled == [b"good"]
-    cancelled = isinstance(error, asyncio.CancelledError)
+    cancelled = issubclass(type(error), asyncio.CancelledError)
     cause = "HandlerCancelledError" if cancelled else type(error).__name__
     assert causes(consumer) == {b"bad": cause}
+
+
+@pytest.mark.parametrize(("attribute", "base"), HOSTILE)
+async def test_exception_that_raises_itself_is_a_failure(
+    attribute: str, base: type[BaseException]
+) -> None:
+    error = hostile(attribute, base)  # not a parameter: pytest asks it for attributes
+    by_run, by_batches, by_loop = (
+        InMemoryConsumer(POLICY), InMemoryConsumer(POLICY), AsyncInMemoryConsumer(POLICY)
+    )  # fmt: skip
+    for consumer in (by_run, by_batches, by_loop):
+        for content in (b"bad", b"good"):
+            consumer.send(content)
+    handle = fails(error, [])
+
+    async def handle_async(message: pulsar.Message) -> None:
+        handle(message)
+
+    by_run.run(handle)
+    by_batches.run_batches(
+        lambda messages: [error if message.data() == b"bad" else None for message in messages]
+    )
+    await by_loop.run(handle_async)
+    for consumer in (by_run, by_batches, by_loop):
+        assert causes(consumer) == {b"bad": "HostileError"}
 
 
 @pytest.mark.parametrize("error", ENDINGS, ids=name)

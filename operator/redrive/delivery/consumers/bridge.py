@@ -37,6 +37,7 @@ from redrive.delivery.run import (
 )
 from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_limit
+from redrive.policy.verdict import is_a
 
 _LOOK_EVERY_SECONDS = 1.0
 """Interval of checks for a closed loop, on which no handler can end, and for tasks that have ended
@@ -121,7 +122,7 @@ class Bridge:
             return error
         if self.cancelled:  # whatever the handler made of that
             return RunCancelled()
-        if not isinstance(error, CancelledError):
+        if not is_a(error, CancelledError):
             return error
         if exceeded is not None:
             return out_of_time(exceeded)
@@ -187,7 +188,7 @@ class Bridge:
         del self.tasks[ended]
         if task.cancelled():
             ended.fail(CancelledError())
-        elif error := task.exception():
+        elif (error := task.exception()) is not None:
             ended.fail(error)
 
     def _wait(self, ended: _End[_Answer], seconds: float | None) -> bool:
@@ -341,7 +342,9 @@ class LoopRun(Run):
                 outcomes = self._failed(number, messages, error)
             finally:
                 del tasks[number]
-            if any(outcomes) or number not in self.at_work.calls or self.may_wait():
+            # Not by their truth: an exception may be false, or raise when it is asked.
+            has_failed = any(outcome is not None for outcome in outcomes)
+            if has_failed or number not in self.at_work.calls or self.may_wait():
                 self._settle_in_thread(number, messages, outcomes)
                 return True
             self.finish(number, messages, outcomes)

@@ -25,7 +25,7 @@ from redrive.delivery.middleware.chain import (
 from redrive.delivery.parts import Clock, Incoming, Parts
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import id_text
-from redrive.policy.verdict import Done
+from redrive.policy.verdict import Done, is_a
 
 
 class AckTimeoutError(RedriveError, TimeoutError):
@@ -141,7 +141,7 @@ class AckDeadline(Middleware):
         def settle_timed(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement
             if self._ack_timeouts.settle(message) or (
-                failure is not None and isinstance(failure.error, AckTimeoutError)
+                failure is not None and is_a(failure.error, AckTimeoutError)
             ):
                 return settle(settlement)
             if isinstance(verdict, Done):

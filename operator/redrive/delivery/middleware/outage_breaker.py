@@ -34,7 +34,7 @@ from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError, class_name
 from redrive.messages import NotSentError, message_id_text
 from redrive.policy.model import OUTAGE, OutageLimits, Policy
-from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
+from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater, is_a
 
 MAX_HELD = 1_000
 """Highest number of messages held in outages; at this number no new messages are taken."""
@@ -246,7 +246,7 @@ class OutageGuard(Middleware):
         if failure is None or failure.error is None or isinstance(verdict, Redeliver):
             return None
         reason = verdict.reason if isinstance(verdict, (Dead, Discard)) else None
-        if reason in _OF_THE_MESSAGE or isinstance(failure.error, (DeadLetter, RetryLater)):
+        if reason in _OF_THE_MESSAGE or is_a(failure.error, (DeadLetter, RetryLater)):
             return None
         cause = _answer_of("cause", self._breaker.cause, failure.error)
         if reason is DeadReason.NOT_RETRYABLE:

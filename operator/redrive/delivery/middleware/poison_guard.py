@@ -37,6 +37,7 @@ from redrive.delivery.parts import Parts
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import id_text
 from redrive.policy.model import Policy
+from redrive.policy.verdict import is_a
 
 _LOOK_EVERY_SECONDS = 0.05
 _GIVE_UP_SECONDS = 60.0
@@ -111,7 +112,7 @@ class PoisonGuard(Middleware):
 
         def settle_noted(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement
-            if failure is not None and isinstance(failure.error, ConsumerCrashError):
+            if failure is not None and is_a(failure.error, ConsumerCrashError):
                 receipt = settle(settlement)
                 self._log_file.end(id_text(message.message_id()))  # only after the hop
                 return receipt
