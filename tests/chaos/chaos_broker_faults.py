@@ -15,10 +15,10 @@ from redrive import Event, FailureRules, RetryConsumer
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from sandbox import pulsar as pulsar_part
 from sandbox.sandbox import Sandbox
-from tests.support.provisioned_policy import path
+from tests.support.provisioned_policy import path, provision_policy
 from tests.support.waiting import pauses
 
-pytestmark = pytest.mark.xdist_group("own sandbox")
+__all__ = ["provision_policy"]
 
 ProvisionPolicy = Callable[..., Any]
 
