@@ -48,7 +48,7 @@ def images() -> dict[str, str]:
 
 def _annotations() -> dict[str, str]:
     """Return the annotations; those with a structure are YAML in a string."""
-    manifests = sorted(EXAMPLES.glob("*.yaml"))
+    manifests = [*sorted(EXAMPLES.glob("*.yaml")), EXAMPLES.parent / "04-rocketmq/2-policy.yaml"]
     examples = [yaml.safe_load(manifest.read_text("utf-8")) for manifest in manifests]
     return {
         "artifacthub.io/license": "Apache-2.0",

@@ -48,6 +48,7 @@ UIDS = {
     "Replay": "7d5d2c2e-5f0b-4d3c-9b57-2f6f1a0c8e11",
     "ReplayApproval": "0b7c1e5e-0d0c-4a57-8d39-1c1ff0c2a003",
     "Inspection": "0b7c1e5e-0d0c-4a57-8d39-1c1ff0c2a004",
+    "RocketMQRetryPolicy": "0b7c1e5e-0d0c-4a57-8d39-1c1ff0c2a005",
 }
 _TOPIC = "persistent://shop/prod/orders"
 _CONFIGURATION_HEAD = """\
@@ -179,6 +180,27 @@ def _policies() -> dict[str, dict[str, Any]]:
         "paused": _in_state(paused, paused_conditions(paused), **topics),
         "paused-new": _in_state(paused_new, paused_conditions(paused_new)),
         "changed": _changed(provisioned),
+    }
+
+
+def _rocketmq_policies() -> dict[str, dict[str, Any]]:
+    body = _object("RocketMQRetryPolicy", "../04-rocketmq/2-policy.yaml")
+    expires = StatusWarning(Reason.DEAD_LETTERS_EXPIRE, "brokers delete dead letters after 72 h")
+    done = ready(Reason.PROVISIONED, "group fulfilment is ready", [expires])
+    provisioned = _in_state(body, done, masters=["broker-a"])
+    missing = Reason.TOPIC_NOT_FOUND.error(
+        "the source topic does not exist", got="orders", remedy="create it"
+    )
+    refused = Reason.GROUP_NOT_ALLOWED.error(
+        "no rule of the connection allows this group", got="fulfilment", remedy="add it to a rule"
+    )
+    paused = _with_annotations(provisioned, {PAUSE: "true"})
+    return {
+        "new": body,
+        "provisioned": provisioned,
+        "waiting": _in_state(body, failed(missing)),
+        "stalled": _in_state(body, failed(refused)),
+        "paused": _in_state(paused, paused_conditions(paused)),
     }
 
 
@@ -327,6 +349,7 @@ _STATES: Mapping[str, Callable[[], dict[str, dict[str, Any]]]] = {
     "Replay": _replays,
     "ReplayApproval": _approvals,
     "Inspection": _inspections,
+    "RocketMQRetryPolicy": _rocketmq_policies,
 }
 
 

@@ -33,6 +33,7 @@ def prepare(_state: Path) -> None:
     """Fetch and build the components of a sandbox and of the tests, without starting one."""
     builds.prepare()
     builds.promtool()
+    builds.rocketmq()
 
 
 def up(state: Path) -> None:

@@ -46,6 +46,24 @@ def pulsar(version: str = versions.PULSAR) -> Path:
     return cache.artifact(f"pulsar-{versions.PULSAR}", _fetch_pulsar, doing=doing) / "home"
 
 
+def rocketmq() -> Path:
+    """Return the folder of the jars of RocketMQ.
+
+    Raises:
+        SandboxError: a download does not have the pinned digest.
+    """
+    key = hashlib.sha256(versions.ROCKETMQ_LOCK.read_bytes()).hexdigest()[:12]
+    name, doing = (
+        f"rocketmq-{versions.ROCKETMQ}-{key}",
+        f"fetch RocketMQ {versions.ROCKETMQ} (94 MB)",
+    )
+
+    def fetch(target: Path) -> None:
+        _fetch_jars(versions.ROCKETMQ_LOCK, target)
+
+    return cache.artifact(name, fetch, doing=doing)
+
+
 def etcd() -> Path:
     """Return the directory of ``etcd``.
 
@@ -148,20 +166,24 @@ def _assembled_pulsar(version: str) -> Path:
     key = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
 
     def fetch(target: Path) -> None:
-        home, downloads = target / "home", target / "download"
+        home = target / "home"
         shutil.copytree(stock / "bin", home / "bin")
         shutil.copytree(stock / "conf", home / "conf")
         (home / "lib").mkdir()
-        maven = MavenContext(
-            repo_cache=downloads, remote_repos=maven_mirror(Path.home()), timeout=60
-        )
-        with ThreadPoolExecutor(8) as threads:
-            pins = versions.jars(lock)
-            list(threads.map(lambda jar: _fetch_jar(maven, jar, pins[jar], home / "lib"), pins))
-        shutil.rmtree(downloads)
+        _fetch_jars(lock, home / "lib")
 
     name = f"pulsar-{version}-{key}"
     return cache.artifact(name, fetch, doing=f"fetch Pulsar {version} (243 MB)") / "home"
+
+
+def _fetch_jars(lock: Path, folder: Path) -> None:
+    """Fetch the jars of a lock file into *folder*."""
+    downloads = folder.with_name(f"{folder.name}-download")
+    maven = MavenContext(repo_cache=downloads, remote_repos=maven_mirror(Path.home()), timeout=60)
+    with ThreadPoolExecutor(8) as threads:
+        pins = versions.jars(lock)
+        list(threads.map(lambda jar: _fetch_jar(maven, jar, pins[jar], folder), pins))
+    shutil.rmtree(downloads)
 
 
 def _fetch_jar(maven: MavenContext, coordinates: str, digest: str, folder: Path) -> None:

@@ -183,6 +183,11 @@ class Processes:
             child.wait()
         self._children.clear()
 
+    def kill_all(self) -> None:
+        """Kill every process of this sandbox; their data may be lost."""
+        for name in self.names():
+            self.kill(name)
+
     def leave(self) -> None:
         """Let all processes continue for a later run, which stops them."""
         for child in self._children.values():

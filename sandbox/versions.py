@@ -26,6 +26,10 @@ They run with the scripts and the configuration of `PULSAR`.
 PULSARS = (PULSAR, *PULSAR_LOCKS)
 """The newest patch in the registries of each supported minor release."""
 
+ROCKETMQ = "5.5.0"
+ROCKETMQ_LOCK = HERE / "locks" / f"rocketmq-{ROCKETMQ}.lock"
+"""The jars of name server and broker, with their digests."""
+
 # The Java releases that both Pulsar 4.0 and Spark 4.3 support.
 JAVA_OLDEST, JAVA_NEWEST = 17, 21
 

@@ -31,9 +31,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 from sandbox import installation, kubernetes, versions
+from sandbox import rocketmq as rocketmq_cluster
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.pulsar import Broker
+from sandbox.rocketmq import RocketMQ
 from sandbox.sandbox import Sandbox, is_described
 from tests.support.namespaces import PolicyNamespace, new_namespace
 from tests.support.run_summary import started_processes, write_summary
@@ -89,6 +91,8 @@ OWN_SANDBOX = "own sandbox"
 """The group of modules that may stop or change the sandbox; see the top of this file."""
 CONTROL_PLANE = "control plane"
 """The group of modules that need an API server without an operator."""
+ROCKETMQ = "rocketmq"
+"""The group of modules that need a RocketMQ: one worker starts one."""
 SECURITY_MODEL = Path(__file__).parents[1] / "docs/explanation/security-model.md"
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py::test_\w+)`")
 
@@ -243,6 +247,15 @@ def control_plane(
     processes = Processes(state)
     stack_of_group(request, CONTROL_PLANE).callback(processes.stop_all)
     return kubernetes.start(state, processes)
+
+
+@pytest.fixture(scope="session")
+def rocketmq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RocketMQ:
+    """A RocketMQ with one master, for the group of this name only."""
+    state = tmp_path_factory.mktemp("rocketmq")
+    processes = Processes(state)
+    stack_of_group(request, ROCKETMQ).callback(processes.kill_all)
+    return rocketmq_cluster.start(state, processes)
 
 
 @pytest.fixture(scope="module")

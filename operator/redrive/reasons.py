@@ -101,12 +101,10 @@ class Reason(enum.StrEnum):
         "read `DriftDetected`")
     CONNECTED = _ReasonRow("Connected", READY,
         "the broker accepts the connection's token, and its role administers the named tenants; "
-        "checked every minute",
-        "nothing")
+        "checked every minute", "nothing")
     COMPLETED = _ReasonRow("Completed", READY,
         "a Replay moved all dead letters that it selected, or they needed no move; or a plan or an "
-        "Inspection counted them",
-        "nothing")
+        "Inspection counted them", "nothing")
     REVIEW_EXPIRED = _ReasonRow("ReviewExpired", READY,
         "a review was not confirmed within 15 minutes; nothing was moved", "create another Replay")
     COMPLETED_WITH_REFUSALS = _ReasonRow("CompletedWithRefusals", READY,
@@ -122,12 +120,10 @@ class Reason(enum.StrEnum):
         "revoke them by hand (`pulsar-admin topics revoke-permissions`)")
     REPAIRED = _ReasonRow("Repaired", EVENT,
         "the operator reverted changes at the broker, or applied a change of the BrokerConnection, "
-        "for a policy that was ready",
-        "find out who changed it, unless the connection changed")
+        "for a policy that was ready", "find out who changed it, unless the connection changed")
     DELETED = _ReasonRow("Deleted", EVENT,
         "the topics, subscriptions and grants of a deleted policy are deleted "
-        "([deletion](deletion.md))",
-        "nothing")
+        "([deletion](deletion.md))", "nothing")
     RETAINED = _ReasonRow("Retained", EVENT,
         "a policy is deleted, and its resources at the broker are retained",
         "delete them by hand once they are unused")
@@ -158,6 +154,8 @@ class Reason(enum.StrEnum):
     CONNECTION_NOT_FOUND = _ReasonRow("ConnectionNotFound", RECONCILING,
         "there is no BrokerConnection of the name in `connectionRef`",
         "create it", requeue=Requeue.ON_CHANGE)
+    OTHER_BROKER = _ReasonRow(
+        "OtherBroker", STALLED, "the connection is for another kind of broker", "use another")
     CONNECTION_INVALID = _ReasonRow("ConnectionInvalid", STALLED,
         "the spec of the connection can't be read", "correct it", private=True)
     DELETION_BLOCKED = _ReasonRow("DeletionBlocked", WARNING,
@@ -182,6 +180,8 @@ class Reason(enum.StrEnum):
         "need grants at too many targets",
         "delete unused policies, set fewer partitions, revoke grants, wait for other Replays to "
         "end, or raise the limit", requeue=Requeue.SLOW_BACKOFF)
+    GROUP_NOT_ALLOWED = _ReasonRow("GroupNotAllowed", STALLED,
+        "no rule of the connection allows this group and topic", "add both to `rocketmq.allow`")
     ROLE_NOT_ALLOWED = _ReasonRow("RoleNotAllowed", STALLED,
         "the connection does not allow policies to grant this role access to this topic",
         "add the role to a rule of `allow` for that topic")
@@ -296,6 +296,12 @@ class Reason(enum.StrEnum):
     BROKER_NOT_SUPPORTED = _ReasonRow("BrokerNotSupported", WARNING,
         "redrive is not tested with the release line of the broker ([support](support.md))",
         "use a supported release, or test yours")
+    NOT_ENFORCED = _ReasonRow("NotEnforced", WARNING,
+        "remoting clients ignore `maxRetries` and `ladder`", "remove both, or use gRPC clients")
+    DEAD_LETTERS_EXPIRE = _ReasonRow("DeadLettersExpire", WARNING,
+        "RocketMQ deletes dead letters like all messages", "raise `fileReservedTime` of brokers")
+    NO_OWNERSHIP_MARK = _ReasonRow("NoOwnershipMark", WARNING,
+        "RocketMQ stores no owner of a group", "let one Kubernetes cluster manage a group")
     IN_USE = _ReasonRow("InUse", RECONCILING,
         "clients are connected to a topic or subscription that is to be deleted", "stop them")
     MAX_DELIVERY_DELAY = _ReasonRow("MaxDeliveryDelay", WARNING,

@@ -23,7 +23,8 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.resources import Key
 from redrive.provision.claims import Conflicts
-from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
+from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.spine import OrphanedPolicies
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 

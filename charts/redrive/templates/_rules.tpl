@@ -3,7 +3,7 @@
 # The kinds of redrive. `patch` is for finalizers and annotations, `get` for what is deleted: a watch
 # may show it late.
 - apiGroups: [redrive.io]
-  resources: [brokerconnections, retrypolicies, replays, inspections]
+  resources: [brokerconnections, retrypolicies, rocketmqretrypolicies, replays, inspections]
   verbs: [list, watch]
 # A job may write its last words later than the watch shows its end. `patch` is for the finalizer and
 # the annotations of launch and end. `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
@@ -16,13 +16,13 @@
   resources: [inspections]
   verbs: [get, delete]
 - apiGroups: [redrive.io]
-  resources: [retrypolicies]
+  resources: [retrypolicies, rocketmqretrypolicies]
   verbs: [get, patch]
 - apiGroups: [redrive.io]
   resources: [brokerconnections]
   verbs: [patch]
 - apiGroups: [redrive.io]
-  resources: [brokerconnections/status, retrypolicies/status, replays/status, inspections/status]
+  resources: [brokerconnections/status, retrypolicies/status, rocketmqretrypolicies/status, replays/status, inspections/status]
   verbs: [patch]
 {{- if not .Values.rbac.secretNamespaces }}
 {{ include "redrive.secretRules" . }}

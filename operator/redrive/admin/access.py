@@ -29,11 +29,13 @@ class Access:
         hosts: allowed hosts of redirects, beside the origin of the call's URL, as patterns in
             which `*` stands for any characters but a dot. A pattern without a port has the port
             of the call's URL.
+        signing_key: name and secret of an access key of RocketMQ, by which calls are signed.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()
+    signing_key: tuple[str, str] | None = field(default=None, repr=False)
 
     @classmethod
     def bearer(

@@ -183,6 +183,16 @@ def unexpected(call: str, got: str) -> AdminError:
     )
 
 
+def unexpected_answer(address: str, got: str) -> AdminError:
+    """Return the error of an answer that RocketMQ would not give; *got* describes it."""
+    return AdminError(
+        f"{address} is not a server of RocketMQ: unexpected answer",
+        got=got,
+        remedy="correct the addresses of the connection",
+        reason=Reason.UNEXPECTED_ANSWER,
+    )
+
+
 def _one_line(reason: str) -> str:
     words = " ".join(reason.split())[:300]
     # Any text may come from there, and it ends up in logs and conditions.

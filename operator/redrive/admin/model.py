@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from redrive.admin.policies import NUMBERS, QUOTA_MAP
 from redrive.errors import InvalidSpecError
@@ -545,3 +545,15 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         delayed=sum(part.delayed for part in parts),
         type=max(part.type for part in parts),  # consumers of one connection have the same
     )
+
+
+class Supported(NamedTuple):
+    """Release lines of a kind of broker that redrive is tested with."""
+
+    name: str
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+
+PULSAR_RELEASES = Supported("Pulsar", (4, 0), (4, 2))
+ROCKETMQ_RELEASES = Supported("RocketMQ", (5, 5), (5, 5))

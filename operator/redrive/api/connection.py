@@ -4,14 +4,14 @@ Secrets and ConfigMaps are in the namespace where they are used: those of the op
 namespace of the BrokerConnection, those of replay jobs in the namespace of the Replay, whose pods
 mount them.
 
-All settings of a Pulsar cluster are under `spec.pulsar`, so that other brokers can be added beside
-it.
+All settings of a Pulsar cluster are under `spec.pulsar`, all of a RocketMQ cluster under
+`spec.rocketmq`. A connection has one of the two.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -25,22 +25,25 @@ from redrive.api.model import (
     VALIDATIONS,
     ApiModel,
     ApprovalAbove,
+    CaRef,
     Form,
-    ObjectKey,
     ObjectName,
     OneOf,
     Role,
     Rule,
     SecretKeyRef,
     StatusModel,
+    Tls,
     TokenSource,
     TypedUnion,
     at_most_one,
     of_its_type,
     one_of,
 )
-from redrive.api.permissions import MAX_RULES, AllowRule, Permissions, RuleName
+from redrive.api.permissions import MAX_RULES, AllowRule, NamespaceRule, Permissions, RuleName
 from redrive.api.policy_defaults import PolicyDefaults
+from redrive.api.rocketmq import ONE_BROKER, ONLY_PULSAR, RocketMQCluster
+from redrive.reasons import Reason
 
 Url = Annotated[
     str,
@@ -68,34 +71,6 @@ FileName = Annotated[
         "use the name only: the folder is that of the namespace",
     ),
 ]
-
-
-class CaKind(enum.StrEnum):
-    """Kind of object with certificate authorities."""
-
-    CONFIG_MAP = "ConfigMap"
-    SECRET = "Secret"  # noqa: S105  a kind of object
-
-
-class CaRef(ApiModel):
-    """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
-
-    kind: CaKind = CaKind.CONFIG_MAP
-    """Kind of the object. For the operator it must be in the namespace of the BrokerConnection, for
-    replay jobs in that of the Replay. Defaults to ConfigMap."""
-
-    name: ObjectName
-    """Name of the object."""
-
-    key: ObjectKey
-    """Key within it. Example: `ca.crt`."""
-
-
-class Tls(ApiModel):
-    """Verification of the broker's certificate. Its host name is always verified."""
-
-    ca_ref: CaRef
-    """Certificate authorities to trust, in place of those of the image."""
 
 
 class TokenOrigin(OneOf):
@@ -445,17 +420,22 @@ _ROLES_DIFFER = Rule(
 class BrokerConnectionSpec(ApiModel):
     """A broker, and the permissions of the objects that use it through this connection."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ROLES_DIFFER.to_schema()]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            VALIDATIONS: [rule.to_schema() for rule in (_ROLES_DIFFER, ONE_BROKER, ONLY_PULSAR)]
+        }
+    )
 
-    pulsar: PulsarBroker
-    """The Pulsar cluster."""
+    pulsar_cluster: Annotated[PulsarBroker | None, Field(alias="pulsar")] = None
+    """The Pulsar cluster. A connection has either this or `rocketmq`."""
+
+    rocketmq: RocketMQCluster | None = None
+    """The RocketMQ cluster, for RocketMQRetryPolicies. Defaults to none: the connection is for
+    Pulsar."""
 
     allow: Annotated[
         tuple[AllowRule, ...],
-        Field(
-            max_length=MAX_RULES,
-            json_schema_extra=BY_NAME,
-        ),
+        Field(max_length=MAX_RULES, json_schema_extra=BY_NAME),
     ] = ()
     """Kubernetes namespaces that may use the connection, with their topics and roles, as additive
     rules: the topics of a rule are combined with its own namespaces and roles only. Defaults to
@@ -478,6 +458,15 @@ class BrokerConnectionSpec(ApiModel):
     once. Defaults to none."""
 
     @model_validator(mode="after")
+    def _check_broker(self) -> Self:
+        if (self.pulsar_cluster is None) == (self.rocketmq is None):
+            raise ValueError(f"{ONE_BROKER.problem}; {ONE_BROKER.remedy}")
+        others = (self.allow, self.replay, self.inspection, self.jobs, self.policy_defaults)
+        if self.rocketmq is not None and any(others):
+            raise ValueError(f"{ONLY_PULSAR.problem}; {ONLY_PULSAR.remedy}")
+        return self
+
+    @model_validator(mode="after")
     def _check_roles(self) -> Self:
         if self.replay and self.inspection and self.replay.role == self.inspection.role:
             problem, remedy = _ROLES_DIFFER.problem, _ROLES_DIFFER.remedy
@@ -485,9 +474,28 @@ class BrokerConnectionSpec(ApiModel):
         return self
 
     @property
+    def pulsar(self) -> PulsarBroker:
+        """Return the Pulsar cluster.
+
+        Raises:
+            RedriveError: the connection is for RocketMQ.
+        """
+        if self.pulsar_cluster is None:
+            raise Reason.OTHER_BROKER.error(
+                "the connection is for RocketMQ, and this object needs Pulsar",
+                remedy="refer to another BrokerConnection, or create a RocketMQRetryPolicy",
+            )
+        return self.pulsar_cluster
+
+    @property
+    def rules(self) -> Sequence[NamespaceRule]:
+        """Return the rules of its broker."""
+        return self.allow if self.rocketmq is None else self.rocketmq.allow
+
+    @property
     def selects_namespaces(self) -> bool:
         """Return True if permissions depend on the labels of a Kubernetes namespace."""
-        return any(rule.namespaces and rule.namespaces.selector for rule in self.allow)
+        return any(rule.namespaces and rule.namespaces.selector for rule in self.rules)
 
     def permissions(self, namespace: str, labels: Mapping[str, str], own: str) -> Permissions:
         """Return the permissions of objects in a Kubernetes namespace.
@@ -560,10 +568,7 @@ class BrokerConnectionStatus(StatusModel):
 
     allow: Annotated[
         tuple[RuleUsage, ...],
-        Field(
-            max_length=MAX_RULES,
-            json_schema_extra=BY_NAME,
-        ),
+        Field(max_length=MAX_RULES, json_schema_extra=BY_NAME),
     ] = ()
     """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that
     applies to its namespace."""

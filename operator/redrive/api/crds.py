@@ -29,6 +29,7 @@ from redrive.api.model import VALIDATIONS, ApiModel, Rule, StatusModel
 from redrive.api.replay import ReplayApprovalSpec, ReplaySpec
 from redrive.api.replay_status import ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
+from redrive.api.rocketmq import RocketMQRetryPolicySpec, RocketMQRetryPolicyStatus
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ BROKER_CONNECTION = Kind(
     kind="BrokerConnection",
     plural="brokerconnections",
     short_names=("bconn",),
-    description="A Pulsar cluster, its credentials, and the namespaces that may use it.",
+    description="A Pulsar or RocketMQ cluster, credentials, and the namespaces that may use it.",
     spec=BrokerConnectionSpec,
     status=BrokerConnectionStatus,
     columns=(
@@ -213,7 +214,34 @@ REPLAY_APPROVAL = Kind(
     ),
 )
 
-KINDS = (BROKER_CONNECTION, RETRY_POLICY, REPLAY, REPLAY_APPROVAL, INSPECTION)
+ROCKETMQ_RETRY_POLICY = Kind(
+    kind="RocketMQRetryPolicy",
+    plural="rocketmqretrypolicies",
+    short_names=("rmqpol",),
+    description="Retries of one consumer group of a RocketMQ topic, and its dead letters.",
+    spec=RocketMQRetryPolicySpec,
+    status=RocketMQRetryPolicyStatus,
+    columns=(
+        Column("Ready", f"{_READY}.status", "Status of the condition Ready."),
+        Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
+        Column("Topic", ".spec.topic", "Source topic."),
+        Column("Group", ".spec.group", "Consumer group."),
+        Column("Dead", ".status.deadLetters", "Messages in the dead-letter topic.", "integer"),
+        Column("Masters", ".status.masters", "Masters with the group.", wide=True),
+        Column("Warnings", ".status.warnings", "Types of the warning conditions.", wide=True),
+        _AGE,
+    ),
+    selectable=(".spec.connectionRef.name",),
+)
+
+KINDS = (
+    BROKER_CONNECTION,
+    RETRY_POLICY,
+    REPLAY,
+    REPLAY_APPROVAL,
+    INSPECTION,
+    ROCKETMQ_RETRY_POLICY,
+)
 
 
 def crds() -> list[dict[str, Any]]:

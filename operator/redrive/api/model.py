@@ -238,8 +238,9 @@ class TypedUnion(ApiModel):
 
     def _check_members(self) -> None:
         word = self.type  # type: ignore[attr-defined]  # each union has its own values
+        fields = {info.alias: getattr(self, name) for name, info in type(self).model_fields.items()}
         for value, field in self.MEMBERS.items():
-            if (word == value) != (getattr(self, field) is not None):
+            if (word == value) != (fields[field] is not None):
                 raise InvalidSpecError(self.RULE.problem, got=str(word), remedy=self.RULE.remedy)
 
 
@@ -498,3 +499,31 @@ class TokenSource(ApiModel):
 
     secret_ref: SecretKeyRef
     """The Secret and its key that contain the token, as text."""
+
+
+class CaKind(enum.StrEnum):
+    """Kind of object with certificate authorities."""
+
+    CONFIG_MAP = "ConfigMap"
+    SECRET = "Secret"  # noqa: S105  a kind of object
+
+
+class CaRef(ApiModel):
+    """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
+
+    kind: CaKind = CaKind.CONFIG_MAP
+    """Kind of the object. For the operator it must be in the namespace of the BrokerConnection, for
+    replay jobs in that of the Replay. Defaults to ConfigMap."""
+
+    name: ObjectName
+    """Name of the object."""
+
+    key: ObjectKey
+    """Key within it. Example: `ca.crt`."""
+
+
+class Tls(ApiModel):
+    """Verification of the broker's certificate. Its host name is always verified."""
+
+    ca_ref: CaRef
+    """Certificate authorities to trust, in place of those of the image."""

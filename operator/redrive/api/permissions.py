@@ -168,7 +168,8 @@ class Consent(enum.StrEnum):
     ALLOWED = "Allowed"
 
 
-def _consent(field: str) -> tuple[object, ...]:
+def consent(field: str) -> tuple[object, ...]:
+    """Return the annotations of a field with a `Consent`."""
     return one_of(Consent, f"`{field}` must be Never or Allowed", "use one of Never, Allowed")
 
 
@@ -189,8 +190,8 @@ class NamespaceLimits(ApiModel):
     with reason `TooManyRuns`. Defaults to 4."""
 
 
-class AllowRule(ApiModel):
-    """Topics and roles that objects of some Kubernetes namespaces may use through a connection."""
+class NamespaceRule(ApiModel):
+    """A rule of a connection for objects of some Kubernetes namespaces."""
 
     name: RuleName
     """Name of the rule, unique in the connection: 1 to 63 lower-case letters, digits and '-'.
@@ -199,6 +200,20 @@ class AllowRule(ApiModel):
     namespaces: Namespaces | None = None
     """Kubernetes namespaces of the policies and Replays that the rule applies to. Defaults to the
     namespace of the connection only."""
+
+    def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
+        """Return True if the rule applies to *namespace*; *own* is that of the connection."""
+        match self.namespaces:
+            case None:
+                return namespace == own
+            case Namespaces(selector=LabelSelector() as selector):
+                return selector.matches(labels)
+            case Namespaces(names=names):
+                return namespace in (names or ())
+
+
+class AllowRule(NamespaceRule):
+    """Topics and roles that objects of some Kubernetes namespaces may use through a connection."""
 
     topics: Annotated[
         tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
@@ -216,11 +231,11 @@ class AllowRule(ApiModel):
     any characters, `{namespace}` for the Kubernetes namespace of the object. Defaults to none.
     Examples: `shop-*`; `{namespace}.*`."""
 
-    adoption: Annotated[Consent, *_consent("adoption")] = Consent.NEVER
+    adoption: Annotated[Consent, *consent("adoption")] = Consent.NEVER
     """`Allowed`: policies may adopt retry and dead-letter topics, among these topics, that redrive
     did not create. Defaults to Never."""
 
-    deletion: Annotated[Consent, *_consent("deletion")] = Consent.NEVER
+    deletion: Annotated[Consent, *consent("deletion")] = Consent.NEVER
     """`Allowed`: a `deletionPolicy` may delete topics among these. Defaults to Never."""
 
     limits: NamespaceLimits | None = None
@@ -237,16 +252,6 @@ class AllowRule(ApiModel):
             for patterns in (self.topics, self.roles)
         )
         return AllowRule.model_construct(**{**dict(self), "topics": topics, "roles": roles})
-
-    def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
-        """Return True if the rule applies to *namespace*; *own* is that of the connection."""
-        match self.namespaces:
-            case None:
-                return namespace == own
-            case Namespaces(selector=LabelSelector() as selector):
-                return selector.matches(labels)
-            case Namespaces(names=names):
-                return namespace in (names or ())
 
     def covers(self, topic: TopicName) -> bool:
         """Return True if *topic* matches the rule; a system topic never does."""

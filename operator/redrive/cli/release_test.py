@@ -40,6 +40,7 @@ KINDS: Mapping[str, Resource] = {
         resources.REPLAYS,
         resources.APPROVALS,
         resources.INSPECTIONS,
+        resources.ROCKETMQ_POLICIES,
     )
 }
 

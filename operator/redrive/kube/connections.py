@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from redrive.admin.client import Admin
-from redrive.admin.guards import Breaker
+from redrive.admin.connector import FairResolver
+from redrive.admin.guards import Breaker, Fence
 from redrive.admin.http import Http
-from redrive.admin.model import broker_at
+from redrive.admin.model import PULSAR_RELEASES, broker_at
+from redrive.admin.rocketmq import RocketMQAdmin
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
-from redrive.api.permissions import AllowRule, Permissions
+from redrive.api.permissions import NAMESPACE, NamespaceRule, Permissions
 from redrive.api.policy_defaults import PolicyDefaults
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
@@ -45,6 +47,7 @@ from redrive.kube.client import (
 from redrive.kube.credentials import CredentialReader, KeptCredentials
 from redrive.kube.observability import BREAKER_OPEN
 from redrive.kube.resources import Key
+from redrive.kube.rocketmq import RocketMQConnection, cluster_of, not_allowed, rules_at
 from redrive.policy.model import Policy
 from redrive.reasons import Reason
 
@@ -61,6 +64,29 @@ class Connection:
     key: Key
     spec: BrokerConnectionSpec
     admin: Admin
+    supported: ClassVar = PULSAR_RELEASES
+
+    async def probe(self) -> tuple[int, ...]:
+        """Check that the broker accepts the credentials, with rights in each tenant of spec.allow.
+
+        Returns:
+            The release of the broker; empty if unknown.
+
+        Raises:
+            AdminError: the broker does not answer, or refuses the call.
+            TenantNotFound: a tenant of spec.allow does not exist.
+        """
+        await self.admin.clusters()
+        patterns = (pattern for rule in self.spec.allow for pattern in rule.topics)
+        tenants = {pattern.split("/")[2] for pattern in patterns}
+        for tenant in sorted(t for t in tenants if "*" not in t and NAMESPACE not in t):
+            if not await self.admin.tenant_exists(tenant):
+                raise Reason.TENANT_NOT_FOUND.error(
+                    "a tenant of the topics in spec.allow does not exist",
+                    got=tenant,
+                    remedy="create it, or remove the pattern",
+                )
+        return await self.admin.version()
 
 
 def key_of(ref: ConnectionRef, namespace: str) -> Key:
@@ -77,7 +103,8 @@ def find(
         ReferenceNotFoundError: the connection does not exist.
         ConnectionInvalid: its spec is invalid.
         NamespaceNotAllowed: it does not allow that namespace.
-        RedriveError: the labels of the namespace are unknown; see `NamespaceLabels.of`.
+        RedriveError: the labels of the namespace are unknown; see `NamespaceLabels.of`. Or the
+            connection is for RocketMQ.
     """
     return find_at(key_of(ref, namespace), namespace, table, labels)
 
@@ -87,12 +114,9 @@ def find_at(
 ) -> BrokerConnectionSpec:
     """Return the spec of the connection *key* for an object of *namespace*; raises as `find`."""
     spec = spec_at(key, table)
+    _ = spec.pulsar  # an error if it is for another broker
     if not permissions(spec, key, namespace, labels).rules:
-        raise Reason.NAMESPACE_NOT_ALLOWED.error(
-            f"the BrokerConnection {key} may not be used from this namespace",
-            got=namespace,
-            remedy="add the namespace to a rule of its spec.allow, or use another connection",
-        )
+        raise not_allowed(key, namespace, "spec.allow")
     return spec
 
 
@@ -128,19 +152,27 @@ def permissions(
 def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabels) -> bool:
     """Return True if a connection allows objects of *namespace*, or if that is unknown."""
     try:
-        return bool(permissions(spec_at(connection, table), connection, namespace, labels).rules)
+        return bool(_rules_for(connection, namespace, table, labels))
     except RedriveError:
         return True
 
 
 def rules_for(
     connection: Key, namespace: str, table: Cache, labels: NamespaceLabels
-) -> tuple[AllowRule, ...]:
+) -> tuple[NamespaceRule, ...]:
     """Return the rules of a connection for objects of *namespace*; empty if unknown."""
     try:
-        return permissions(spec_at(connection, table), connection, namespace, labels).rules
+        return _rules_for(connection, namespace, table, labels)
     except RedriveError:
         return ()
+
+
+def _rules_for(
+    connection: Key, namespace: str, table: Cache, labels: NamespaceLabels
+) -> tuple[NamespaceRule, ...]:
+    spec = spec_at(connection, table)
+    selected = labels.of(namespace) if spec.selects_namespaces else {}
+    return tuple(r for r in spec.rules if r.is_for(namespace, selected, connection.namespace))
 
 
 def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:
@@ -154,7 +186,12 @@ def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:
 
 
 def _allow(connection: Body) -> Iterable[Body]:
-    return (connection.get("spec") or {}).get("allow") or ()
+    return written_rules(connection.get("spec") or {})
+
+
+def written_rules(spec: Body) -> Sequence[Body]:
+    """Return the rules in the spec of a connection, as they are written."""
+    return spec.get("allow") or (spec.get("rocketmq") or {}).get("allow") or ()
 
 
 def users(connection: Key, objects: Cache) -> tuple[Body, ...]:
@@ -173,9 +210,9 @@ def connection_of(body: Body) -> Key:
 
 
 def broker_of(connection: Key, connections: Cache) -> str | None:
-    """Return the broker of a connection, as `broker_at` names it; None without the connection."""
-    body = connections.get(connection)
-    return None if body is None else broker_at(str(body["spec"]["pulsar"]["adminURL"]))
+    """Return the broker of a connection, as `broker_at` names it; None if it is not of Pulsar."""
+    pulsar = ((connections.get(connection) or {}).get("spec") or {}).get("pulsar")
+    return broker_at(str(pulsar["adminURL"])) if pulsar else None
 
 
 def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
@@ -189,19 +226,22 @@ def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
 class Connections:
     """All connections, and a client for each that was used."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  parts of the operator
         self,
         table: Cache,
         http: Http,
         reader: CredentialReader,
         clock: Callable[[], datetime],
         labels: NamespaceLabels,
+        fence: Fence | None = None,
     ) -> None:
         self._table = table
         self._labels = labels
         self._http = http
         self._reader = reader
         self._clock = clock
+        self._fence = fence
+        self._resolver = FairResolver()
         self._credentials: dict[Key, tuple[object, KeptCredentials]] = {}
         self._admins: dict[Key, Admin] = {}
         self._opened: dict[Key, Connection] = {}
@@ -223,6 +263,43 @@ class Connections:
         """
         return await self._open(
             key_of(ref, namespace), find(ref, namespace, self._table, self._labels)
+        )
+
+    async def rocketmq(self, key: Key, namespace: str) -> RocketMQConnection:
+        """Return the connection *key*, as an object of *namespace* may use it.
+
+        Raises:
+            RedriveError: as `rules_at` does; or its credentials cannot be read.
+        """
+        spec = spec_at(key, self._table)
+        labels = self._labels.of(namespace) if spec.selects_namespaces else {}
+        rules = rules_at(spec, key, namespace, labels)
+        return replace(await self._open_rocketmq(key, spec), rules=rules)
+
+    async def _open_rocketmq(self, key: Key, spec: BrokerConnectionSpec) -> RocketMQConnection:
+        credentials = self._credentials_of(key, spec)
+        await credentials.refresh()
+        cluster = cluster_of(spec, key)
+        admin = RocketMQAdmin(
+            cluster.name_servers,
+            credentials,
+            cluster=cluster.cluster,
+            broker_hosts=cluster.broker_hosts,
+            fence=self._fence,
+            resolver=self._resolver,
+            namespace=key.namespace,
+        )
+        return RocketMQConnection(key, admin)
+
+    async def open_any(self, key: Key) -> Connection | RocketMQConnection:
+        """Return the connection *key* to a broker of any kind, ready to use.
+
+        Raises:
+            RedriveError: as `resolve` does.
+        """
+        spec = spec_at(key, self._table)
+        return await (
+            self._open(key, spec) if spec.rocketmq is None else self._open_rocketmq(key, spec)
         )
 
     async def open(self, key: Key) -> Connection:
@@ -259,12 +336,13 @@ class Connections:
 
     def _credentials_of(self, key: Key, spec: BrokerConnectionSpec) -> KeptCredentials:
         """Return the cached credentials of a connection; other references are read from scratch."""
-        broker = spec.pulsar
-        references = broker.authentication, broker.tls, broker.redirect_hosts
+        broker = spec.rocketmq or spec.pulsar
+        hosts = () if spec.rocketmq else spec.pulsar.redirect_hosts
+        references = broker.authentication, broker.tls, hosts
         kept = self._credentials.get(key)
         if kept is None or kept[0] != references:
             read = partial(self._reader.read, key.namespace, spec)
-            credentials = KeptCredentials(read, hosts=broker.redirect_hosts)
+            credentials = KeptCredentials(read, hosts=hosts)
             kept = self._credentials[key] = references, credentials
         return kept[1]
 

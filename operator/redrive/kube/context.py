@@ -98,6 +98,7 @@ class Context:
     clock: Callable[[], datetime]
     missing: tuple[Resource, ...]
     began: datetime
+    rocketmq_policies: Cache = dataclasses.field(default_factory=Cache)
 
     @property
     def caches(self) -> Mapping[Resource, Cache]:
@@ -105,6 +106,7 @@ class Context:
         return {
             resources.CONNECTIONS: self.connections,
             resources.POLICIES: self.policies,
+            resources.ROCKETMQ_POLICIES: self.rocketmq_policies,
             resources.REPLAYS: self.replays,
             resources.INSPECTIONS: self.inspections,
             **self.applications,
@@ -144,8 +146,12 @@ class Context:
             reader = CredentialReader(kubernetes, http, settings.credentials)
             connections = await load(kubernetes, resources.CONNECTIONS, settings.namespaces)
             policies = await load(kubernetes, resources.POLICIES, settings.namespaces)
+            rocketmq_policies = await load(
+                kubernetes, resources.ROCKETMQ_POLICIES, settings.namespaces
+            )
             # Before they are requested: otherwise all such policies would be reconciled at startup.
-            await namespaces.read(selected_namespaces(connections, policies))
+            for users in (policies, rocketmq_policies):
+                await namespaces.read(selected_namespaces(connections, users))
             applications, missing = await _load_applications(kubernetes, settings)
             templates = job_templates or JobTemplates(settings.job_templates)
             if settings.replay_template is not None:
@@ -160,12 +166,13 @@ class Context:
                 inspections=await load(kubernetes, resources.INSPECTIONS, settings.namespaces),
                 applications=applications,
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
-                brokers=Connections(connections, http, reader, wall_clock, namespaces),
+                brokers=Connections(connections, http, reader, wall_clock, namespaces, fence=fence),
                 namespaces=namespaces,
                 job_templates=templates,
                 clock=wall_clock,
                 missing=missing,
                 began=wall_clock(),
+                rocketmq_policies=rocketmq_policies,
             )
 
 

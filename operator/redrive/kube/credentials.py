@@ -27,11 +27,12 @@ from redrive.admin.http import Http
 from redrive.api.connection import (
     Authentication,
     BrokerConnectionSpec,
-    CaRef,
     ClientCertificate,
     OAuth2,
     TokenOrigin,
 )
+from redrive.api.model import CaRef
+from redrive.api.rocketmq import RocketMQAuthentication
 from redrive.auth import oauth2
 from redrive.errors import RedriveError
 from redrive.kube import resources
@@ -69,11 +70,13 @@ class Material:
         token: token to send; None with a client certificate.
         tls: certificate authorities to trust, and a client certificate; None without either.
         lifetime: seconds for which the token is valid; None if unknown.
+        user: of RocketMQ, whose secret key the token is; None at Pulsar.
     """
 
     token: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
     lifetime: float | None = field(default=None, compare=False)
+    user: str | None = None
 
 
 class TlsFiles:
@@ -237,9 +240,12 @@ class CredentialReader:
         Raises:
             RedriveError: a part is missing or invalid.
         """
+        broker = spec.pulsar if spec.rocketmq is None else spec.rocketmq
         ca, tls = None, None
-        if spec.pulsar.tls is not None:
-            ca, tls = await self._ca(namespace, spec.pulsar.tls.ca_ref)
+        if broker.tls is not None:
+            ca, tls = await self._ca(namespace, broker.tls.ca_ref)
+        if spec.rocketmq is not None:
+            return await self._access_key(namespace, spec.rocketmq.authentication, tls)
         match spec.pulsar.authentication:
             case Authentication(token=TokenOrigin() as origin):
                 return Material(token=await self._token(namespace, origin), tls=tls)
@@ -251,6 +257,16 @@ class CredentialReader:
                 return Material(tls=await self._certificate(secret, ca))
             case _:
                 return Material(tls=tls)
+
+    async def _access_key(
+        self, namespace: str, authentication: RocketMQAuthentication, tls: ssl.SSLContext | None
+    ) -> Material:
+        key = authentication.access_key
+        if key is None:
+            return Material(tls=tls)
+        secret = Key(namespace, key.secret_ref.name)
+        text = await self._kubernetes.read_secret_key(secret, key.secret_ref.key)
+        return Material(token=text, tls=tls, user=key.user)
 
     async def _token(self, namespace: str, origin: TokenOrigin) -> str:
         if origin.file is not None:
@@ -330,4 +346,6 @@ class CredentialReader:
 def _access(material: Material, hosts: tuple[str, ...]) -> Access:
     if material.token is None:
         return Access(tls=material.tls, hosts=hosts)
+    if material.user is not None:
+        return Access(tls=material.tls, signing_key=(material.user, material.token))
     return Access.bearer(material.token, material.tls, hosts)

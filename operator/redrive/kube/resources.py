@@ -112,6 +112,7 @@ TOPIC_OWNER = "redrive.io/owner"
 
 CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
+ROCKETMQ_POLICIES = Resource(GROUP, VERSION, "rocketmqretrypolicies", "RocketMQRetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
 INSPECTIONS = Resource(GROUP, VERSION, "inspections", "Inspection")
 APPROVALS = Resource(GROUP, VERSION, "replayapprovals", "ReplayApproval")

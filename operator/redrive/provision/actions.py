@@ -400,7 +400,7 @@ class Refused:
     error: AdminError
 
 
-def in_words(actions: Iterable[Action]) -> str:
+def in_words(actions: Iterable[object]) -> str:
     """Describe performed *actions* in one line."""
     return "; ".join(map(str, actions))
 

@@ -17,23 +17,20 @@ from typing import Any
 
 from redrive import __version__
 from redrive.admin.errors import BrokerDownError
+from redrive.admin.model import Supported
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, is_new, progressing, ready, warning
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
-from redrive.api.permissions import NAMESPACE
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, logs, resources
 from redrive.kube.client import NotFoundError
-from redrive.kube.connections import Connection, may_use, rules_for, users
+from redrive.kube.connections import may_use, rules_for, users, written_rules
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.provision.outcome import Outcome, publish
 from redrive.reasons import Reason
-
-OLDEST_BROKER, NEWEST_BROKER = (4, 0), (4, 2)
-"""Oldest and newest supported release line of Pulsar."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
@@ -81,7 +78,7 @@ def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any
         ctx: caches and clients of the operator.
     """
     by_namespace = Counter(Key.of(body).namespace for body in used)
-    by_rule = {rule["name"]: Counter[str]() for rule in connection["spec"].get("allow") or ()}
+    by_rule = {rule["name"]: Counter[str]() for rule in written_rules(connection["spec"])}
     for namespace, count in by_namespace.items():
         for rule in rules_for(Key.of(connection), namespace, ctx.connections, ctx.namespaces):
             by_rule[rule.name][namespace] = count
@@ -120,54 +117,36 @@ def job_templates(
 async def connect(key: Key, ctx: Context) -> Outcome:
     """Connect to the broker of one BrokerConnection, and return the result."""
     try:
-        connection = await ctx.brokers.open(key)
-        await check(connection)
-        version = await connection.admin.version()
+        connection = await ctx.brokers.open_any(key)
+        version = await connection.probe()
     except BrokerDownError as error:
         # This reconcile probes the broker for all policies, so it must be repeated.
         return replace(Outcome.failed(error), requeue=Requeue.BACKOFF)
     except RedriveError as error:
         return Outcome.failed(error)
     message = "the broker accepts the credentials"
-    warning = unsupported(version)
+    warning = unsupported(version, connection.supported)
     warnings = () if warning is None else (warning,)
     conditions = ready(Reason.CONNECTED, message, warnings)
     return Outcome(conditions, {"brokerVersion": ".".join(map(str, version)) or None})
 
 
-def unsupported(version: tuple[int, ...]) -> StatusWarning | None:
+def unsupported(version: tuple[int, ...], supported: Supported) -> StatusWarning | None:
     """Return a warning about a release line that redrive is not tested with.
 
     Args:
         version: release of the broker; empty if unknown.
+        supported: release lines of its kind.
     """
-    if not version or OLDEST_BROKER <= version[:2] <= NEWEST_BROKER:
+    if not version or supported.oldest <= version[:2] <= supported.newest:
         return None
-    oldest, newest = (".".join(map(str, line)) for line in (OLDEST_BROKER, NEWEST_BROKER))
+    oldest, newest = (".".join(map(str, line)) for line in supported[1:])
     return StatusWarning(
         Reason.BROKER_NOT_SUPPORTED,
-        f"redrive is tested with Pulsar {oldest} to {newest}, and this broker has another release; "
-        f"got {'.'.join(map(str, version))}; use a supported release, or test yours",
+        f"redrive is tested with {supported.name} {oldest} to {newest}, and this broker has "
+        f"another release; got {'.'.join(map(str, version))}; use a supported release, or "
+        "test yours",
     )
-
-
-async def check(connection: Connection) -> None:
-    """Check that the broker accepts the credentials, with rights in each tenant of spec.allow.
-
-    Raises:
-        AdminError: the broker does not answer, or refuses the call.
-        TenantNotFound: a tenant of spec.allow does not exist.
-    """
-    await connection.admin.clusters()
-    patterns = (pattern for rule in connection.spec.allow for pattern in rule.topics)
-    tenants = {pattern.split("/")[2] for pattern in patterns}
-    for tenant in sorted(t for t in tenants if "*" not in t and NAMESPACE not in t):
-        if not await connection.admin.tenant_exists(tenant):
-            raise Reason.TENANT_NOT_FOUND.error(
-                "a tenant of the topics in spec.allow does not exist",
-                got=tenant,
-                remedy="create it, or remove the pattern",
-            )
 
 
 IN_USE = "redrive.io/in-use"
@@ -181,7 +160,7 @@ def users_of(connection: Body, ctx: Context) -> tuple[Body, ...]:
     Policies of namespaces without access do not count: otherwise any user could block the deletion.
     """
     key = Key.of(connection)
-    policies = users(key, ctx.policies)
+    policies = (*users(key, ctx.policies), *users(key, ctx.rocketmq_policies))
     namespaces = {Key.of(body).namespace for body in policies}
     allowed = {ns for ns in namespaces if may_use(key, ns, ctx.connections, ctx.namespaces)}
     return tuple(body for body in policies if Key.of(body).namespace in allowed)
@@ -240,9 +219,13 @@ def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | 
             "revoked; wait until these Replays end, or delete them",
         )
     namespace = Key.of(connection).namespace
-    own = sorted(name for ns, name in map(Key.of, used) if ns == namespace)
+    own = sorted(
+        f"{body.get('kind', 'RetryPolicy')} {Key.of(body).name}"
+        for body in used
+        if Key.of(body).namespace == namespace
+    )
     more = len(used) - len(own)
-    named = [f"RetryPolicy {name}" for name in own[:_SHOWN]]
+    named = own[:_SHOWN]
     named += [f"{len(own) - _SHOWN} more"] if len(own) > _SHOWN else []
     named += [f"{more} of other namespaces"] if more else []
     return StatusWarning(

@@ -16,10 +16,10 @@ blue-green deployments. Only the owner can do that: a policy cannot take topics 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
@@ -85,8 +85,23 @@ CLEANUP_DEADLINE = timedelta(minutes=10)
 logger = logging.getLogger(__name__)
 
 
+class Cleanup(Protocol):
+    """Result of a cleanup: performed actions, and a sentence about each retained object."""
+
+    @property
+    def actions(self) -> Sequence[object]: ...  # noqa: D102
+
+    @property
+    def stays(self) -> Sequence[str]: ...  # noqa: D102
+
+
 async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
-    """Clean up the topics of a deleted policy at the broker, then let its finalizer be removed.
+    """Clean up the topics of a deleted RetryPolicy; see `finish`."""
+    return await finish(body, ctx, lambda: _clean_up(body, ctx, conflicts))
+
+
+async def finish(body: Body, ctx: Context, clean_up: Callable[[], Awaitable[Cleanup]]) -> Outcome:
+    """Clean up after a deleted policy at the broker, then let its finalizer be removed.
 
     Failures, including unexpected exceptions, are retried until `CLEANUP_DEADLINE`, so no deletion
     is blocked permanently. Time without a running operator does not count. After a crash the next
@@ -99,7 +114,7 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     if is_paused(body):
         return _retained(f"it was paused, so nothing was changed; {_retained_topics(body)}")
     try:
-        done = await _clean_up(body, ctx, conflicts)
+        done = await clean_up()
     except Exception as failure:
         error = shown_to(body, failure) if isinstance(failure, RedriveError) else failure
         deleted_at = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
@@ -113,7 +128,7 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     return _cleaned_up(done, _late_writes(body, ctx.clock()))
 
 
-def _cleaned_up(done: Removal, late: RedriveError | None) -> Outcome:
+def _cleaned_up(done: Cleanup, late: RedriveError | None) -> Outcome:
     deleted = (ObjectEvent(Reason.DELETED, in_words(done.actions)),) if done.actions else ()
     if late is not None:
         return Outcome(waiting(late), events=deleted, requeue=Requeue.BACKOFF)

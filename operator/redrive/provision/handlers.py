@@ -27,9 +27,12 @@ from redrive.provision.claims import Conflicts
 from redrive.provision.connection import has_target_rights, is_protection_due
 from redrive.provision.desired import config_map_of
 from redrive.provision.finalize import made
+from redrive.provision.groups import GroupClaims
 from redrive.provision.health import Health
 from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
-from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
+from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.rocketmq import RocketMQQueue
+from redrive.provision.spine import OrphanedPolicies
 from redrive.reasons import Reason
 
 
@@ -53,6 +56,10 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
     async def policy(event: kopf.RawEvent, **_: object) -> None:
         ctx.policies.on_event(event)
 
+    @kopf.on.event(*resources.ROCKETMQ_POLICIES.address, registry=registry)
+    async def rocketmq_policy(event: kopf.RawEvent, **_: object) -> None:
+        ctx.rocketmq_policies.on_event(event)
+
     @kopf.on.event(*resources.CONNECTIONS.address, registry=registry)
     async def broker_connection(event: kopf.RawEvent, **_: object) -> None:
         ctx.connections.on_event(event)
@@ -65,7 +72,15 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
     resync = Resync(
         queues.facts, queues.stalls, queues.policies.enqueue, queues.connections.enqueue
     )
-    return resync, queues.health, queues.policies, queues.connections, queues.deletion_events
+    rocketmq = RocketMQQueue(ctx, GroupClaims(ctx), queues.connections.enqueue)
+    return (
+        resync,
+        queues.health,
+        rocketmq,
+        queues.policies,
+        queues.connections,
+        *queues.deletion_events,
+    )
 
 
 PROBE_PAUSE_SECONDS = 5.0
@@ -95,8 +110,13 @@ class Queues:
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
         self._reconciler = PolicyReconciler(ctx, self._conflicts, self.health, self._orphans)
-        self.deletion_events = DeletionEvents(
-            Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
+        tables = (
+            (resources.POLICIES, ctx.policies),
+            (resources.ROCKETMQ_POLICIES, ctx.rocketmq_policies),
+        )
+        self.deletion_events = tuple(
+            DeletionEvents(Publisher(ctx.kubernetes, kind, table, ctx.clock))
+            for kind, table in tables
         )
 
     def _connection_of(self, policy: Key) -> Key | None:

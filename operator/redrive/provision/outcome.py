@@ -36,7 +36,6 @@ from redrive.kube import status
 from redrive.kube.client import KubernetesError, NotFoundError
 from redrive.kube.resources import DEAD_LETTER_NOW, IGNORE_OUTAGES_UNTIL, PAUSE, Key
 from redrive.kube.status import Publisher, add_finalizer
-from redrive.provision.actions import Action
 from redrive.provision.request import ContestedError
 from redrive.reasons import Reason, requeue_of
 
@@ -144,7 +143,7 @@ def paused_conditions(body: Body) -> tuple[Condition, ...]:
 
 
 def observed_conditions(
-    planned_changes: Sequence[Action], warnings: Sequence[StatusWarning]
+    planned_changes: Sequence[object], warnings: Sequence[StatusWarning]
 ) -> tuple[Condition, ...]:
     """Return the conditions of a policy that observes, with the changes that Manage would make."""
     shown = list(warnings)
@@ -160,7 +159,7 @@ def observed_conditions(
     return ready(Reason.OBSERVED, "the policy only observes, and changes nothing", shown)
 
 
-def describe_changes(planned_changes: Sequence[Action]) -> list[str]:
+def describe_changes(planned_changes: Sequence[object]) -> list[str]:
     """Return as many texts of *planned_changes* as a status may have."""
     texts = [str(action)[:MAX_ACTION] for action in planned_changes]
     if len(texts) > MAX_ACTIONS:

@@ -225,7 +225,8 @@ def rights_of(role: str, rendered: list[dict[str, Any]]) -> set[tuple[str, str]]
 def test_responder_patches_policies_only_under_admission_policy(
     default: list[dict[str, Any]],
 ) -> None:
-    kinds = "brokerconnections retrypolicies replays replayapprovals inspections".split()
+    policies = ("retrypolicies", "rocketmqretrypolicies")
+    kinds = ("brokerconnections", *policies, "replays", "replayapprovals", "inspections")
     expected = {(kind, verb) for kind in kinds for verb in ("get", "list", "watch")}
     inspector = expected | {("inspections", verb) for verb in ("create", "delete")}
     assert rights_of("inspector", default) == inspector

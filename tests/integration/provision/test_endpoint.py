@@ -36,6 +36,7 @@ def test_running_operator_is_live_ready_and_counts_objects(installed: Sandbox, s
         "watch of /apis/redrive.io/v1beta1/inspections",
         "watch of /apis/redrive.io/v1beta1/replays",
         "watch of /apis/redrive.io/v1beta1/retrypolicies",
+        "watch of /apis/redrive.io/v1beta1/rocketmqretrypolicies",
         "watch of /apis/spark.apache.org/v1/sparkapplications",
         "watch of /apis/sparkoperator.k8s.io/v1beta2/sparkapplications",
     ]

@@ -34,6 +34,13 @@ NEEDED: dict[str, dict[str, str]] = {
         "patch": "the finalizer is added, and removed in the end",
     },
     "redrive.io/retrypolicies/status": {"patch": TELL},
+    "redrive.io/rocketmqretrypolicies": {
+        "list": FOLLOW,
+        "watch": FOLLOW,
+        "get": "a deleted policy is read before its group is deleted: a watch may be late",
+        "patch": "the finalizer is added, and removed in the end",
+    },
+    "redrive.io/rocketmqretrypolicies/status": {"patch": TELL},
     "redrive.io/replays": {
         "list": FOLLOW,
         "watch": FOLLOW,

@@ -103,6 +103,16 @@ def test_unordered_lists_are_sets() -> None:
     assert sets == {
         *(f"{kind.kind}.status.warnings" for kind in KINDS if kind.status),
         "BrokerConnection.spec.pulsar.redirectHosts",
+        "BrokerConnection.spec.rocketmq.brokerHosts",
+        *(
+            f"BrokerConnection.spec.rocketmq.allow[].{field}"
+            for field in (
+                "topics",
+                "groups",
+                "namespaces.names",
+                "namespaces.selector.matchExpressions[].values",
+            )
+        ),
         "BrokerConnection.spec.allow[].topics",
         "BrokerConnection.spec.allow[].roles",
         "BrokerConnection.spec.allow[].namespaces.names",
@@ -187,7 +197,9 @@ ONLY_BY_CEL = {
     "roles that are too long together",
     "readers that are too long together",
     "a default job template that is not permitted",
+    "a connection to two brokers",
     "a connection with two kinds of credentials",
+    "a connection without credentials",
     "a dead-letter topic at another tenant's",
     "a dead-letter topic of another tenant",
     "a deadline at once",
@@ -251,6 +263,7 @@ ONLY_BY_CEL = {
     "credentials without those of their type",
     "one partition as a target",
     "retries that expire before they are due",
+    "rules of Pulsar beside RocketMQ",
     "two ladders at once",
 }
 """Rules beyond a schema: numbers in durations and sizes, relations of two fields, exclusions in

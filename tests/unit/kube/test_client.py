@@ -452,6 +452,7 @@ async def test_event_has_its_object_and_bounded_length() -> None:
 KINDS = (
     resources.CONNECTIONS,
     resources.POLICIES,
+    resources.ROCKETMQ_POLICIES,
     resources.REPLAYS,
     resources.INSPECTIONS,
     resources.JOBS,
@@ -495,7 +496,7 @@ async def test_forbidden_namespace_does_not_block_others_at_start(
     async with asyncio.timeout(60), Context.open(settings_for("deleted", "shop")) as ctx:
         for cache in ctx.caches.values():
             assert [Key.of(body) for body in cache] == [Key("shop", "a")]
-    assert caplog.text.count("namespace skipped, access is forbidden: may not list") == 7
+    assert caplog.text.count("namespace skipped, access is forbidden: may not list") == 8
 
 
 async def test_namespace_labels_are_read_at_start(

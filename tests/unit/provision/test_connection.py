@@ -18,6 +18,7 @@ from redrive import __version__
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.admin.model import PULSAR_RELEASES
 from redrive.api import Body
 from redrive.api.conditions import find, reason
 from redrive.api.connection import BrokerConnectionSpec
@@ -69,9 +70,10 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
             kubernetes=kubernetes,
             connections=Cache([body]),
             policies=policies,
+            rocketmq_policies=Cache(),
             namespaces=None,
             settings=Settings("here", (), None, "", ""),
-            brokers=SimpleNamespace(open=open_),
+            brokers=SimpleNamespace(open_any=open_),
             clock=wall_clock,
         )
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
@@ -109,7 +111,7 @@ async def test_broker_outside_support_matrix_is_warned_about(version: str, messa
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.version = version
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        warning = unsupported(await admin.version())
+        warning = unsupported(await admin.version(), PULSAR_RELEASES)
     assert (warning is not None) is bool(message)
     assert warning is None or (
         warning.reason == "BrokerNotSupported" and message in warning.message
@@ -121,7 +123,7 @@ async def test_broker_without_version_is_not_warned_about() -> None:
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         broker.fault = answering(403)
         assert await admin.version() == ()
-        assert unsupported(()) is None
+        assert unsupported((), PULSAR_RELEASES) is None
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -184,9 +186,10 @@ class Life:
             kubernetes=self.kubernetes,
             connections=Cache(copy.deepcopy(list(cached))),
             policies=Cache(policies),
+            rocketmq_policies=Cache(),
             namespaces=None,
             settings=Settings("here", (), None, "", ""),
-            brokers=SimpleNamespace(open=open_),
+            brokers=SimpleNamespace(open_any=open_),
             clock=lambda: NOW,
         )
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
@@ -299,9 +302,10 @@ async def lent(connection: dict[str, Any]) -> AsyncIterator[Lent]:
                 kubernetes=kubernetes,
                 connections=Cache([body]),
                 policies=Cache(),
+                rocketmq_policies=Cache(),
                 namespaces=None,
                 settings=Settings("here", (), None, "", ""),
-                brokers=SimpleNamespace(open=open_),
+                brokers=SimpleNamespace(open_any=open_),
                 clock=wall_clock,
             ),
         )

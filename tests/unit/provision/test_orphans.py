@@ -21,7 +21,8 @@ from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import LATE_WRITES
 from redrive.provision.health import Health
 from redrive.provision.outcome import FINALIZER
-from redrive.provision.reconciler import REQUEST, OrphanedPolicies, PolicyReconciler
+from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.spine import REQUEST, OrphanedPolicies
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness
@@ -217,6 +218,7 @@ def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - the used 
     return SimpleNamespace(
         kubernetes=FakeKubernetes(),  # none of the objects is there any more
         policies=policies,
+        rocketmq_policies=Cache(),
         connections=connections,
         namespaces=None,
         replays=Cache(),

@@ -28,6 +28,13 @@ BY_EXPRESSION = {
         "paused": "Current",
         "paused-new": "InProgress",
     },
+    "RocketMQRetryPolicy": {
+        "new": "Unknown",
+        "provisioned": "Current",
+        "waiting": "InProgress",
+        "stalled": "Failed",
+        "paused": "Current",
+    },
 }
 REPLAYS = {
     "new": "Current",

@@ -278,6 +278,13 @@ def test_pulsar_releases_are_pinned_by_jar() -> None:
         assert {len(coordinates.split(":")) for coordinates in jars} <= {3, 4}
 
 
+def test_rocketmq_is_pinned_by_jar() -> None:
+    jars = versions.jars(versions.ROCKETMQ_LOCK)
+    for part in ("namesrv", "broker"):
+        assert f"org.apache.rocketmq:rocketmq-{part}:{versions.ROCKETMQ}" in jars
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in jars.values())
+
+
 def pins(lock: str) -> dict[str, set[str]]:
     """Return the hashes of each pinned version in a lock file."""
     entries = re.split(r"\n(?=\w)", (CHECKOUT / lock).read_text("utf-8"))

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 from redrive.api import Body
 from redrive.api.connection import (
-    CaKind,
-    CaRef,
     Destination,
     InspectionIdentity,
     JobIdentity,
@@ -36,6 +34,7 @@ from redrive.api.job import (
     pod_of,
     references,
 )
+from redrive.api.model import CaKind, CaRef
 from redrive.api.replay import ReplayEngine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources

@@ -1,0 +1,494 @@
+"""Administration of a RocketMQ 5 cluster by its remoting protocol.
+
+A frame is its length, the length of its header, the header as JSON, and a body. ACL 2.0 requires a
+signature of each call: HMAC-SHA1 over the values of the header in the order of their names, then
+the body.
+
+A session opens a connection to a server at its first call, and closes all at its end. So a server
+that restarts costs at most one failed reconcile. All sizes and numbers in answers are bounded,
+because any program may answer at an address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import enum
+import hashlib
+import hmac
+import itertools
+import json
+import re
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from redrive.admin.access import Access, Credentials
+from redrive.admin.connector import FairResolver, namespace_of_call
+from redrive.admin.errors import (
+    AdminError,
+    AdminForbiddenError,
+    AdminNotFoundError,
+    AuthenticationFailedError,
+    BrokerFailedError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    unexpected_answer,
+)
+from redrive.admin.guards import Fence
+from redrive.policy.values import Patterns
+from redrive.reasons import Reason
+
+CALL_SECONDS = 10.0
+"""Time-out of a connection attempt, and of a call."""
+MAX_FRAME = 2**18
+MAX_ADDRESSES = 4
+MAX_HEADER = 2**16
+MAX_MASTERS = 64
+MAX_QUEUES = 1_024
+_MAX_OFFSET = 2**63 - 1
+_VERSION = 505
+"""Version of the protocol that calls name: RocketMQ 5.5."""
+_INTEGER_KEY = re.compile(r"(?<=[{,])(\d{1,19})(?=:)")
+"""A key of an object that is an integer: the broker's JSON library writes it without quotes."""
+
+
+class _Call(enum.IntEnum):
+    """Codes of calls."""
+
+    PUT_TOPIC = 17
+    BROKER_CONFIG = 26
+    RUNTIME_INFO = 28
+    MAX_OFFSET = 30
+    MIN_OFFSET = 31
+    CLUSTER_INFO = 106
+    PUT_GROUP = 200
+    DELETE_GROUP = 207
+    DELETE_TOPIC = 215
+    TOPIC = 351
+    GROUP = 352
+    CONSUMERS = 203
+
+
+_WRITES = frozenset({_Call.PUT_TOPIC, _Call.PUT_GROUP, _Call.DELETE_GROUP, _Call.DELETE_TOPIC})
+_SYSTEM_BUSY, _NO_PERMISSION = 2, 16
+_MISSING = frozenset({17, 26, 206})
+"""Codes of answers about a missing topic or group, and a group without consumers."""
+
+
+class Master(NamedTuple):
+    """The broker of a replica group that accepts writes; a name server has no name."""
+
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"master {self.name} at {self.address}" if self.name else self.address
+
+
+@dataclass(frozen=True)
+class QueueCounts:
+    """A topic at one broker: its queues for readers and writers, and its permissions."""
+
+    read: int
+    write: int
+    permissions: int
+
+
+class RocketMQReply(NamedTuple):
+    """A successful answer: the fields of its header, and its body."""
+
+    fields: Mapping[str, Any]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class RocketMQAdmin:
+    """A RocketMQ cluster.
+
+    Args:
+        name_servers: addresses, as `host:port`.
+        credentials: sign each call, except for brokers without authentication.
+        cluster: its name; None for the only cluster of the name servers.
+        broker_hosts: hosts of brokers beside those of the name servers, as patterns in which `*`
+            stands for any characters but a dot. Without a port a pattern covers all ports.
+        fence: must be open for each write; None allows all writes.
+        resolver: looks up hosts for the Kubernetes namespace of the connection.
+        namespace: that namespace.
+    """
+
+    name_servers: Sequence[str]
+    credentials: Credentials
+    cluster: str | None = None
+    broker_hosts: Sequence[str] = ()
+    fence: Fence | None = None
+    resolver: FairResolver = field(default_factory=FairResolver)
+    namespace: str = ""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[RocketMQSession]:
+        """Yield a session; its connections are closed at the end of the block."""
+        session = RocketMQSession(self)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def check_address(self, address: str) -> None:
+        """Check that signed calls may go to a broker at *address*.
+
+        Raises:
+            AdminError: the connection does not name its host.
+        """
+        hosts = [server.rpartition(":")[0] for server in self.name_servers]
+        patterns = tuple(host.lower() for host in (*hosts, *self.broker_hosts))
+        allowed = Patterns(patterns, but=".")
+        host, _, port = address.lower().rpartition(":")
+        is_address = host and port.isascii() and port.isdecimal() and len(port) <= 5  # noqa: PLR2004
+        if not is_address or not (allowed.match(host) or allowed.match(address)):
+            raise AdminError(
+                "a name server lists a broker at an address that the connection does not name",
+                got=address[:255],
+                remedy="add its host to rocketmq.brokerHosts",
+                reason=Reason.REDIRECT_REFUSED,
+            )
+
+
+class RocketMQSession:
+    """Calls to the servers of a cluster over connections that last until the session ends.
+
+    Args:
+        admin: the cluster.
+    """
+
+    def __init__(self, admin: RocketMQAdmin) -> None:
+        self._admin = admin
+        self._links: dict[str, _Link] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in self._links.values():
+            link.close()
+
+    async def _call(
+        self, server: Master, code: _Call, doing: str, body: bytes = b"", **fields: object
+    ) -> RocketMQReply:
+        """Call a server; once more with new credentials if it refuses those of the first call.
+
+        Raises:
+            AdminError: the server does not answer, or refuses the call.
+        """
+        credentials = self._admin.credentials
+        access = credentials.held
+        call = partial(self._call_as, server, code, doing, body, fields)
+        try:
+            return await call(access)
+        except AuthenticationFailedError:
+            renewed = await credentials.renewed(access)
+            if renewed is None:
+                raise
+        return await call(renewed)
+
+    async def _call_as(  # noqa: PLR0913, PLR0917  arguments of one call
+        self,
+        server: Master,
+        code: _Call,
+        doing: str,
+        body: bytes,
+        fields: Mapping[str, object],
+        access: Access,
+    ) -> RocketMQReply:
+        header = {name: _text(value) for name, value in fields.items()}
+        if access.signing_key is not None:
+            header = _signed(header, body, *access.signing_key)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                link = await self._link(server.address, access.tls)
+                if self._admin.fence is not None and code in _WRITES:
+                    self._admin.fence.check()
+                result, remark, answer = await link.call(code, header, body)
+        except ssl.SSLCertVerificationError as error:
+            raise AdminError(
+                f"the certificate of {server} is not trusted, or is for another host",
+                got=error.verify_message,
+                remedy="correct the address, or tls.caRef",
+                reason=Reason.CERTIFICATE_REFUSED,
+            ) from None
+        except (OSError, EOFError) as error:  # a time-out is an OSError
+            if (broken := self._links.pop(server.address, None)) is not None:
+                broken.close()
+            raise BrokerUnreachableError(
+                f"{server} does not answer, or not in time: {doing}",
+                got=type(error).__name__,
+                remedy="check the address, the network and the server",
+            ) from error
+        if result == 0:
+            return answer
+        raise _refusal(f"{server} refused to {doing}", result, remark)
+
+    async def _link(self, address: str, tls: ssl.SSLContext | None) -> _Link:
+        if address not in self._links:
+            namespace_of_call.set(self._admin.namespace)
+            self._links[address] = await _Link.open(address, tls, self._admin.resolver)
+        return self._links[address]
+
+    async def masters(self) -> tuple[Master, ...]:
+        """Return the masters that the first name server which answers knows, by name.
+
+        Raises:
+            AdminError: no name server answers, or the cluster has no master there.
+        """
+        failure: AdminError | None = None
+        for address in self._admin.name_servers:
+            server = Master("", address)
+            try:
+                answer = await self._call(server, _Call.CLUSTER_INFO, "list the brokers")
+            except BrokerUnreachableError as error:
+                failure = failure or error
+                continue
+            return self._masters(_object(answer.body), address)
+        assert failure is not None  # noqa: S101  a connection has a name server
+        raise failure
+
+    def _masters(self, listed: Mapping[str, Any], address: str) -> tuple[Master, ...]:
+        clusters, brokers = listed.get("clusterAddrTable"), listed.get("brokerAddrTable")
+        if not isinstance(clusters, dict) or not isinstance(brokers, dict):
+            raise unexpected_answer(address, "a list of brokers without clusters or addresses")
+        only = next(iter(clusters)) if len(clusters) == 1 else None
+        names = clusters.get(self._admin.cluster or only)
+        masters = []
+        for name in sorted(map(str, names if isinstance(names, list) else ()))[:MAX_MASTERS]:
+            match brokers.get(name):
+                case {"brokerAddrs": {"0": str(master)}}:
+                    self._admin.check_address(master)
+                    masters.append(Master(name[:255], master))
+        if not masters:
+            raise BrokerUnreachableError(
+                f"the name server {address} knows no master of the cluster",
+                got=f"clusters {', '.join(sorted(map(str, clusters)))[:256] or 'none'}",
+                remedy="start a master, or set rocketmq.cluster to one of these clusters",
+            )
+        return tuple(masters)
+
+    async def version(self, master: Master) -> tuple[int, ...]:
+        """Return the release of a master; empty if it does not show it."""
+        answer = await self._call(master, _Call.RUNTIME_INFO, "read its state")
+        table = _object(answer.body).get("table")
+        text = str((table if isinstance(table, dict) else {}).get("brokerVersionDesc", ""))
+        match = re.fullmatch(r"V(\d{1,4})_(\d{1,4})_(\d{1,4})", text)
+        return () if match is None else tuple(map(int, match.groups()))
+
+    async def retention(self, master: Master) -> timedelta | None:
+        """Return the time for which a master keeps messages; None if it does not show it."""
+        answer = await self._call(master, _Call.BROKER_CONFIG, "read its configuration")
+        match = re.search(rb"^fileReservedTime=(\d{1,6})\s*$", answer.body, re.MULTILINE)
+        return None if match is None else timedelta(hours=int(match[1]))
+
+    async def group(self, master: Master, name: str) -> Mapping[str, Any] | None:
+        """Return the settings of a consumer group; None if it does not exist."""
+        try:
+            answer = await self._call(master, _Call.GROUP, f"read group {name}", group=name)
+        except AdminNotFoundError:
+            return None
+        return _object(answer.body)
+
+    async def put_group(self, master: Master, settings: Mapping[str, Any]) -> None:
+        """Create a consumer group, or replace its settings."""
+        name = settings["groupName"]
+        body = json.dumps(settings).encode()
+        await self._call(master, _Call.PUT_GROUP, f"set group {name}", body)
+
+    async def delete_group(self, master: Master, name: str) -> None:
+        """Delete a consumer group and its offsets."""
+        await self._call(
+            master, _Call.DELETE_GROUP, f"delete group {name}", groupName=name, cleanOffset=True
+        )
+
+    async def has_consumers(self, master: Master, group: str) -> bool:
+        """Return True if consumers of a group are connected to a master."""
+        try:
+            doing = f"list consumers of group {group}"
+            await self._call(master, _Call.CONSUMERS, doing, consumerGroup=group)
+        except AdminNotFoundError:
+            return False
+        return True
+
+    async def topic(self, master: Master, name: str) -> QueueCounts | None:
+        """Return the queues of a topic; None if it does not exist."""
+        try:
+            answer = await self._call(master, _Call.TOPIC, f"read topic {name}", topic=name)
+        except AdminNotFoundError:
+            return None
+        config = _object(answer.body)
+        names = ("readQueueNums", "writeQueueNums", "perm")
+        return QueueCounts(*(_number(config.get(n), MAX_QUEUES, master.address) for n in names))
+
+    async def put_topic(self, master: Master, name: str, queues: int) -> None:
+        """Create a topic with as many queues, or set them; messages in other queues are kept."""
+        await self._call(
+            master,
+            _Call.PUT_TOPIC,
+            f"set topic {name}",
+            topic=name,
+            defaultTopic="TBW102",
+            readQueueNums=queues,
+            writeQueueNums=queues,
+            perm=6,
+            topicFilterType="SINGLE_TAG",
+            topicSysFlag=0,
+            order=False,
+        )
+
+    async def delete_topic(self, master: Master, name: str) -> None:
+        """Delete a topic and its messages."""
+        await self._call(master, _Call.DELETE_TOPIC, f"delete topic {name}", topic=name)
+
+    async def count(self, master: Master, topic: str, queues: int) -> int:
+        """Return the number of messages that a master keeps of a topic."""
+        total = 0
+        for queue in range(min(queues, MAX_QUEUES)):
+            ends = []
+            for code in (_Call.MIN_OFFSET, _Call.MAX_OFFSET):
+                doing = f"read offsets of topic {topic}"
+                answer = await self._call(master, code, doing, topic=topic, queueId=queue)
+                ends.append(_number(answer.fields.get("offset"), _MAX_OFFSET, master.address))
+            total += max(ends[1] - ends[0], 0)
+        return total
+
+
+class _Link:
+    """A connection to one server; one call at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count(1)
+        self._free = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, address: str, tls: ssl.SSLContext | None, resolver: FairResolver) -> _Link:
+        """Connect to *address*.
+
+        Raises:
+            OSError: no address of its host accepts the connection.
+        """
+        name, _, port = address.rpartition(":")
+        host, failure = name.strip("[]"), OSError("the host has no address")
+        for target in (await resolver.resolve(host, int(port), socket.AF_UNSPEC))[:MAX_ADDRESSES]:
+            try:
+                return cls(
+                    *await asyncio.open_connection(
+                        target["host"], int(port), ssl=tls, server_hostname=host if tls else None
+                    )
+                )
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                failure = error
+        raise failure
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def call(
+        self, code: _Call, fields: Mapping[str, str], body: bytes
+    ) -> tuple[int, str, RocketMQReply]:
+        """Send a call, and return the code, the remark and the content of the answer.
+
+        Raises:
+            OSError, EOFError: the connection failed, or the server does not speak this protocol.
+        """
+        async with self._free:
+            number = next(self._numbers)
+            header = {"code": int(code), "language": "OTHER", "version": _VERSION, "flag": 0}
+            header |= {"opaque": number, "extFields": fields, "serializeTypeCurrentRPC": "JSON"}
+            self._writer.write(_frame(json.dumps(header).encode(), body))
+            await self._writer.drain()
+            while True:  # until the time-out: a server may send calls of its own
+                answer, content = await self._read()
+                if answer.get("opaque") == number and _is_answer(answer):
+                    extra = answer.get("extFields")
+                    kept = RocketMQReply(extra if isinstance(extra, dict) else {}, content)
+                    return answer["code"], str(answer.get("remark") or ""), kept
+
+    async def _read(self) -> tuple[Mapping[str, Any], bytes]:
+        length = int.from_bytes(await self._reader.readexactly(4), "big")
+        if not 4 <= length <= MAX_FRAME:  # noqa: PLR2004
+            raise ConnectionError("no frame of RocketMQ")
+        frame = await self._reader.readexactly(length)
+        kind, size = frame[0], int.from_bytes(frame[1:4], "big")
+        if kind != 0 or not 2 <= size <= min(MAX_HEADER, length - 4):  # noqa: PLR2004
+            raise ConnectionError("no header of RocketMQ")
+        try:
+            header = json.loads(frame[4 : 4 + size])
+        except (ValueError, RecursionError):
+            raise ConnectionError("no header of RocketMQ") from None
+        if not isinstance(header, dict):
+            raise ConnectionError("no header of RocketMQ")
+        return header, frame[4 + size :]
+
+
+def _is_answer(header: Mapping[str, Any]) -> bool:
+    flag, code = header.get("flag"), header.get("code")
+    return isinstance(code, int) and isinstance(flag, int) and bool(flag & 1)
+
+
+def _frame(header: bytes, body: bytes) -> bytes:
+    return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def _signed(fields: Mapping[str, str], body: bytes, name: str, secret: str) -> dict[str, str]:
+    signed = {**fields, "AccessKey": name}
+    content = "".join(signed[field] for field in sorted(signed)).encode() + body
+    digest = hmac.digest(secret.encode(), content, hashlib.sha1)
+    return {**signed, "Signature": base64.b64encode(digest).decode()}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Parse an object of a broker, which may have integers as keys; empty for anything else."""
+    try:
+        document = json.loads(_INTEGER_KEY.sub(r'"\1"', body.decode()))
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _number(value: object, most: int, address: str) -> int:
+    """Return a number of an answer, which may be written as text.
+
+    Raises:
+        AdminError: it is none from 0 to *most*.
+    """
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > most:
+        raise unexpected_answer(address, "a value that is not a number within its bounds")
+    return int(text)
+
+
+def _refusal(problem: str, code: int, remark: str) -> AdminError:
+    words = " ".join(remark.split())[:300]
+    got = "".join(c if c.isprintable() else "\ufffd" for c in f"{code} {words}".rstrip())
+    if code in _MISSING:
+        return AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
+    if code == _NO_PERMISSION and "no permission" in remark:
+        return AdminForbiddenError(
+            problem, got=got, remedy="allow the user of the access key to do it, by its ACL"
+        )
+    if code == _NO_PERMISSION:  # an unknown user, or another secret key
+        return AuthenticationFailedError(
+            problem, got=got, remedy="use an access key that the broker accepts"
+        )
+    if code == _SYSTEM_BUSY:
+        return BrokerFailedError(problem, got=got, remedy="No action needed: the operator retries")
+    return BrokerRefusedError(
+        problem, got=got, remedy="the operator retries; correct the cause in the answer"
+    )

@@ -1,0 +1,390 @@
+"""RocketMQ in the API: the cluster of a BrokerConnection, and the kind RocketMQRetryPolicy.
+
+The kind has only fields that a RocketMQ broker obeys. So it is not a RetryPolicy with exceptions.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import timedelta
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, Strict
+
+from redrive.api.conditions import Conditions, WarningTypes
+from redrive.api.model import (
+    SET,
+    VALIDATIONS,
+    ApiModel,
+    Form,
+    Rule,
+    SecretKeyRef,
+    StatusModel,
+    Tls,
+    TypedUnion,
+    of_its_type,
+    one_of,
+)
+from redrive.api.permissions import (
+    MAX_PATTERNS,
+    MAX_RULES,
+    NAMESPACE,
+    Consent,
+    NamespaceRule,
+    consent,
+)
+from redrive.api.policy_defaults import Delay
+from redrive.api.retrypolicy import ConnectionRef, Internal, ManagementPolicy, Ordering
+from redrive.policy.ladder import LEVELS
+from redrive.policy.values import Patterns, parse_duration
+
+MAX_NAME = 100
+"""Maximum characters of a topic or group: a broker limits the names that it derives to 255."""
+DEFAULT_RETRIES = 16
+DEFAULT_LADDER = LEVELS[2:]
+"""Delays of RocketMQ, which starts at the third of its levels."""
+
+HostPort = Annotated[
+    str,
+    Field(max_length=260),
+    Form(
+        r"([-._a-zA-Z0-9]+|\[[:a-fA-F0-9]+\]):[0-9]{1,5}",
+        "an address of a name server must be written as host:port",
+        "write it like rocketmq-namesrv.rocketmq.svc:9876",
+    ),
+]
+BrokerHost = Annotated[
+    str,
+    Field(max_length=260),
+    Form(
+        r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
+        "a host pattern must be a host name or address, optionally with a port; * stands for any "
+        "characters but a dot",
+        "write it like rocketmq-broker-*.rocketmq.svc",
+    ),
+]
+NamePattern = Annotated[
+    str,
+    Field(max_length=255),
+    Form(
+        r"[-*_{}a-zA-Z0-9]+",
+        "a pattern must be letters, digits, '-', '_' and '*', which stands for any characters",
+        "write it like shop-*",
+    ),
+]
+
+
+def _name(field: str) -> tuple[object, ...]:
+    return (
+        Field(max_length=MAX_NAME),
+        Form(
+            r"[-_a-zA-Z0-9]+",
+            f"`{field}` must be letters, digits, '-' and '_', at most {MAX_NAME} of them",
+            "use the name of an application, without %RETRY% or %DLQ%",
+        ),
+        Rule(
+            "self == oldSelf",
+            f"`{field}` of a policy is immutable",
+            "create another RocketMQRetryPolicy",
+            got='"\'" + self + "\' where it was \'" + oldSelf + "\'"',
+        ),
+    )
+
+
+class AccessKey(ApiModel):
+    """An access key of RocketMQ."""
+
+    user: Annotated[
+        str,
+        Field(max_length=255),
+        Form(
+            r"[^\s\x00-\x1f\x7f]+",
+            "`user` must be the name of a user of RocketMQ, without white space",
+            "use the name that mqadmin listUser shows",
+        ),
+    ]
+    """Name of the user, which clients call the access key. Example: `redrive`."""
+
+    secret_ref: SecretKeyRef
+    """The Secret and its key that contain the secret key, as text."""
+
+
+class RocketMQAuthenticationType(enum.StrEnum):
+    """Kind of credentials for RocketMQ."""
+
+    ACCESS_KEY = "AccessKey"
+    NONE = "None"
+
+
+class RocketMQAuthentication(TypedUnion):
+    """The operator's credentials at a RocketMQ cluster."""
+
+    MEMBERS = {RocketMQAuthenticationType.ACCESS_KEY.value: "accessKey"}  # noqa: RUF012
+    RULE = of_its_type("authentication", MEMBERS)
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+
+    type: Annotated[
+        RocketMQAuthenticationType,
+        *one_of(
+            RocketMQAuthenticationType,
+            "`type` of `authentication` must be AccessKey or None",
+            "use one of AccessKey, None",
+        ),
+    ]
+    """Kind of credentials: `AccessKey` with the field `accessKey`. `None` is for development
+    clusters without authentication."""
+
+    access_key: AccessKey | None = None
+    """User and secret key, which sign each call. The Secret must be in the namespace of the
+    BrokerConnection."""
+
+
+class RocketMQRule(NamespaceRule):
+    """Topics and groups that policies of some Kubernetes namespaces may use."""
+
+    topics: Annotated[
+        tuple[NamePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
+    ]
+    """Topics that policies may have as source topics, as patterns. `*` stands for any characters,
+    `{namespace}` for the Kubernetes namespace of the policy. Example: `["shop-*"]`."""
+
+    groups: Annotated[
+        tuple[NamePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
+    ]
+    """Consumer groups that policies may change, as patterns likewise. Examples:
+    `["shop-fulfilment"]`; `["{namespace}-*"]`."""
+
+    deletion: Annotated[Consent, *consent("deletion")] = Consent.NEVER
+    """`Allowed`: a `deletionPolicy` may delete these groups, with their retry and dead-letter
+    topics. Defaults to Never."""
+
+    def covers(self, namespace: str, topic: str, group: str) -> bool:
+        """Return True if a policy of *namespace* may use *group* of *topic*."""
+        return _matches(self.topics, namespace, topic) and _matches(self.groups, namespace, group)
+
+
+def _matches(patterns: tuple[str, ...], namespace: str, name: str) -> bool:
+    return Patterns(tuple(p.replace(NAMESPACE, namespace) for p in patterns), but="\n").match(name)
+
+
+class RocketMQCluster(ApiModel):
+    """A RocketMQ cluster: its name servers, the operator's credentials, and permissions."""
+
+    name_servers: Annotated[tuple[HostPort, ...], Field(min_length=1, max_length=16)]
+    """Addresses of the name servers, as `host:port`; the first that answers is used. Example:
+    `["rocketmq-namesrv.rocketmq.svc:9876"]`."""
+
+    cluster: (
+        Annotated[
+            str,
+            Field(max_length=255),
+            Form(
+                r"[^\x00-\x1f\x7f]+",
+                "`cluster` must be the name of a cluster",
+                "use the name that mqadmin clusterList shows",
+            ),
+        ]
+        | None
+    ) = None
+    """Name of the cluster. Defaults to the only cluster that the name servers know. Example:
+    `DefaultCluster`."""
+
+    broker_hosts: Annotated[
+        tuple[BrokerHost, ...], Field(max_length=64, json_schema_extra=SET)
+    ] = ()
+    """Hosts of brokers, beside those of `nameServers`, to which the operator may send signed calls,
+    as patterns: `*` stands for any characters but a dot. A pattern without a port covers all ports.
+    Defaults to none. Example: `["rocketmq-broker-*.rocketmq.svc"]`."""
+
+    authentication: RocketMQAuthentication
+    """Credentials of the operator."""
+
+    tls: Tls | None = None
+    """Verification of the certificates of name servers and brokers. Defaults to connections without
+    TLS."""
+
+    allow: Annotated[
+        tuple[RocketMQRule, ...],
+        Field(
+            max_length=MAX_RULES,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
+        ),
+    ] = ()
+    """Kubernetes namespaces that may use the connection, with their topics and groups, as additive
+    rules. Defaults to none: nothing is allowed."""
+
+
+ONE_BROKER = Rule(
+    "present(self.pulsar) != present(self.rocketmq)",
+    "a connection must have exactly one of pulsar and rocketmq",
+    "keep one of them",
+)
+_FIELDS_OF_PULSAR = ("allow", "replay", "inspection", "jobs", "policyDefaults")
+ONLY_PULSAR = Rule(
+    "!present(self.rocketmq) || !("
+    + " || ".join(
+        f"has(self.{field}) && self.{field}.size() > 0"
+        if field == "allow"
+        else f"present(self.{field})"
+        for field in _FIELDS_OF_PULSAR
+    )
+    + ")",
+    f"{', '.join(_FIELDS_OF_PULSAR)} are for Pulsar: a connection with rocketmq must have none of "
+    "them",
+    "remove them, and write rules into rocketmq.allow",
+)
+
+
+class ClientKind(enum.StrEnum):
+    """Protocol of the consumers of a group."""
+
+    GRPC = "GRPC"
+    REMOTING = "Remoting"
+
+
+class GroupDeletion(enum.StrEnum):
+    """Effect of the deletion of a policy on its group."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class RocketMQRetryPolicySpec(ApiModel):
+    """Retries of one consumer group of a RocketMQ topic, and its dead letters."""
+
+    connection_ref: ConnectionRef
+    """The BrokerConnection of the cluster, which has `spec.rocketmq`."""
+
+    topic: Annotated[str, *_name("topic")]
+    """The source topic, 1 to 100 letters, digits, '-' and '_'. It must exist, and the connection
+    must allow it. Immutable. Example: `orders`."""
+
+    group: Annotated[str, *_name("group")]
+    """The consumer group, likewise. It is created if it does not exist. Immutable. Example:
+    `fulfilment`."""
+
+    clients: Annotated[
+        ClientKind,
+        *one_of(ClientKind, "`clients` must be GRPC or Remoting", "use one of GRPC, Remoting"),
+    ] = ClientKind.GRPC
+    """Protocol of the group's consumers. `GRPC`: clients of RocketMQ 5, which obey the policy of
+    the group. `Remoting`: older clients, which retry by settings of their own and the broker's
+    levels; `maxRetries` and `ladder` are not enforced then. Defaults to GRPC."""
+
+    max_retries: Annotated[int, Strict(), Field(ge=0, le=1_000)] | None = None
+    """Number of retries of a message before it becomes a dead letter, 0 to 1000. Defaults to 16."""
+
+    ladder: (
+        Annotated[tuple[Delay, ...], Field(max_length=32, json_schema_extra={"minItems": 1})] | None
+    ) = None
+    """Delays before retry 1, 2, 3 …, 1 to 32 of them, each from 1s to 10d; the last one repeats.
+    Ordered groups retry at a fixed interval instead. Defaults to the 16 delays of RocketMQ, from
+    10s to 2h. Example: `[10s, 1m, 30m]`."""
+
+    ordering: Annotated[
+        Ordering,
+        *one_of(Ordering, "`ordering` must be None or PerKey", "use one of None, PerKey"),
+    ] = Ordering.NONE
+    """`PerKey`: the group consumes in order, and a failed message blocks later ones of its queue.
+    Defaults to None."""
+
+    retry_queues: Annotated[int, Strict(), Field(ge=1, le=64)] = 1
+    """Number of queues of the retry topic at each master, 1 to 64. Defaults to 1."""
+
+    deletion_policy: Annotated[
+        GroupDeletion,
+        *one_of(
+            GroupDeletion,
+            "`deletionPolicy` must be Retain or Delete",
+            "use one of Retain, Delete",
+        ),
+    ] = GroupDeletion.RETAIN
+    """`Delete`: the deletion of the policy deletes the group and the retry and dead-letter topics,
+    each only if redrive created it. A rule of the connection must allow it. `Retain`: they stay.
+    Defaults to Retain."""
+
+    management_policy: Annotated[
+        ManagementPolicy,
+        *one_of(
+            ManagementPolicy,
+            "`managementPolicy` must be Manage or Observe",
+            "use one of Manage, Observe",
+        ),
+    ] = ManagementPolicy.MANAGE
+    """`Manage`: redrive creates and repairs group and topics. `Observe`: it changes nothing; the
+    condition `DriftDetected` and `status.plannedChanges` show the changes that it would make.
+    Defaults to Manage."""
+
+    @property
+    def retries(self) -> int:
+        """Return the effective number of retries."""
+        return DEFAULT_RETRIES if self.max_retries is None else self.max_retries
+
+    @cached_property
+    def delays(self) -> tuple[timedelta, ...]:
+        """Return the effective delays."""
+        return DEFAULT_LADDER if self.ladder is None else tuple(map(parse_duration, self.ladder))
+
+    @property
+    def retry_topic(self) -> str:
+        """Return the topic of retries of remoting clients; it is a prefix for others."""
+        return f"%RETRY%{self.group}"
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """Return the topic of dead letters."""
+        return f"%DLQ%{self.group}"
+
+
+class RocketMQRetryPolicyStatus(StatusModel):
+    """State of the policy. The operator writes it."""
+
+    observed_generation: int | None = None
+    """The `metadata.generation` that this status describes."""
+
+    conditions: Conditions = ()
+    """Ready: group and topics are as specified on each master. Reconciling and Stalled are present
+    only while true."""
+
+    warnings: WarningTypes | None = None
+    """Types of the conditions that warn although the object is ready. Absent without any."""
+
+    retry_topic: Annotated[str, Field(max_length=255)] | None = None
+    """Name of the topic of retries. gRPC clients use one for each source topic, which has this
+    prefix."""
+
+    dead_letter_topic: Annotated[str, Field(max_length=255)] | None = None
+    """Name of the topic of dead letters."""
+
+    masters: (
+        Annotated[tuple[Annotated[str, Field(max_length=255)], ...], Field(max_length=64)] | None
+    ) = None
+    """Masters at which the policy was last provisioned."""
+
+    dead_letters: Annotated[int, Field(ge=0)] | None = None
+    """Number of messages in the dead-letter topic at all masters, handled ones included, when the
+    policy was last compared with the cluster."""
+
+    max_retries: int | None = None
+    """Effective number of retries. Absent if it is not enforced."""
+
+    blocked_by: str | None = None
+    """RocketMQRetryPolicy, as `namespace/name`, that has priority for the group; `another
+    namespace` for a policy of another namespace. Absent without one."""
+
+    connection: str | None = None
+    """BrokerConnection, as `namespace/name`, through which the policy was last provisioned."""
+
+    planned_changes: (
+        Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
+    ) = None
+    """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
+    31, and the number of the others."""
+
+    internal: Internal | None = None
+    """Internal data of the operator, not a part of the API: other programs must not read it. Its
+    loss makes a deletion retain group and topics. Absent before the first reconcile."""

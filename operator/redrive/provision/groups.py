@@ -1,0 +1,269 @@
+"""A consumer group of RocketMQ and its topics: desired and observed state, actions, and claims.
+
+A broker of RocketMQ stores no owner of a group, because it refuses unknown attributes. So the
+policy with the oldest claim owns a group, and the status of the policy records the objects that
+redrive created. Only these are deleted with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
+from redrive.api import Body
+from redrive.api.conditions import STALLED, StatusWarning, find
+from redrive.api.retrypolicy import ManagementPolicy, Ordering
+from redrive.api.rocketmq import ClientKind, RocketMQRetryPolicySpec
+from redrive.errors import RedriveError
+from redrive.kube.connections import connection_of, spec_at
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.policy.values import format_duration
+from redrive.provision.request import ContestedError
+from redrive.reasons import Reason
+
+_CUSTOMIZED = "CUSTOMIZED"
+_READ_WRITE = 6
+
+
+@dataclass(frozen=True)
+class DesiredGroup:
+    """State that a policy requires at each master.
+
+    Attributes:
+        settings: required settings of the group, as the broker writes them.
+        topics: topic → minimum number of queues.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    topics: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MasterState:
+    """Observed state of one master; None stands for a missing object."""
+
+    master: Master
+    group: Mapping[str, Any] | None
+    topics: Mapping[str, QueueCounts | None]
+
+    def has(self, name: str) -> bool:
+        """Return True if the group or topic exists."""
+        return self.topics.get(name, self.group) is not None
+
+
+@dataclass(frozen=True)
+class PutGroup:
+    """Create a group, or change settings of it."""
+
+    master: Master
+    settings: Mapping[str, Any]
+    changed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        done = f"set {', '.join(self.changed)} of" if self.changed else "created"
+        return f"{done} group {self.settings['groupName']} at {self.master.name}"
+
+    async def perform(self, on: RocketMQSession) -> None:
+        """Write all settings of the group."""
+        await on.put_group(self.master, self.settings)
+
+
+@dataclass(frozen=True)
+class PutQueues:
+    """Create a topic, or give it more queues or permissions."""
+
+    master: Master
+    topic: str
+    queues: int
+    creates: bool
+
+    def __str__(self) -> str:
+        done = "created" if self.creates else "repaired"
+        return f"{done} topic {self.topic} with {self.queues} queues at {self.master.name}"
+
+    async def perform(self, on: RocketMQSession) -> None:
+        """Write the topic."""
+        await on.put_topic(self.master, self.topic, self.queues)
+
+
+@dataclass(frozen=True)
+class DeleteName:
+    """Delete a group, or a topic."""
+
+    master: Master
+    name: str
+    is_group: bool
+
+    def __str__(self) -> str:
+        return f"deleted {'group' if self.is_group else 'topic'} {self.name} at {self.master.name}"
+
+    async def perform(self, on: RocketMQSession) -> None:
+        """Delete it."""
+        delete = on.delete_group if self.is_group else on.delete_topic
+        await delete(self.master, self.name)
+
+
+GroupAction = PutGroup | PutQueues | DeleteName
+
+
+def desired_group(spec: RocketMQRetryPolicySpec) -> DesiredGroup:
+    """Return the state that a policy requires at each master.
+
+    Remoting clients ignore retries and delays of the group, so these are not set for them.
+    """
+    settings: dict[str, Any] = {
+        "groupName": spec.group,
+        "consumeMessageOrderly": spec.ordering is Ordering.PER_KEY,
+        "retryQueueNums": spec.retry_queues,
+    }
+    if spec.clients is ClientKind.GRPC:
+        delays = [delay // timedelta(milliseconds=1) for delay in spec.delays]
+        policy = {"type": _CUSTOMIZED, "customizedRetryPolicy": {"next": delays}}
+        settings |= {"retryMaxTimes": spec.retries, "groupRetryPolicy": policy}
+    topics = {spec.retry_topic: spec.retry_queues, spec.dead_letter_topic: 1}
+    return DesiredGroup(spec.group, settings, topics)
+
+
+async def observe_group(
+    want: DesiredGroup, master: Master, session: RocketMQSession
+) -> MasterState:
+    """Read the state of a master.
+
+    Raises:
+        AdminError: a call failed.
+    """
+    topics = {name: await session.topic(master, name) for name in want.topics}
+    return MasterState(master, await session.group(master, want.name), topics)
+
+
+def diff_group(want: DesiredGroup, have: MasterState) -> Iterator[GroupAction]:
+    """Yield the missing actions at a master; topics come first, as consumers need them at once."""
+    for name, queues in want.topics.items():
+        topic = have.topics[name]
+        if topic is None:
+            yield PutQueues(have.master, name, queues, creates=True)
+        elif min(topic.read, topic.write) < queues or topic.permissions & 6 != _READ_WRITE:
+            most = max(topic.read, topic.write, queues)
+            yield PutQueues(have.master, name, most, creates=False)
+    if have.group is None:
+        yield PutGroup(have.master, want.settings, ())
+        return
+    changed = [n for n, value in want.settings.items() if not _holds(have.group.get(n), value)]
+    if changed:
+        yield PutGroup(have.master, {**have.group, **want.settings}, tuple(changed))
+
+
+def _holds(have: object, want: object) -> bool:
+    """Return True if *have* has each value of *want*; brokers write more fields than they need."""
+    if isinstance(want, Mapping):
+        return isinstance(have, Mapping) and all(_holds(have.get(n), v) for n, v in want.items())
+    return have == want
+
+
+def group_warnings(
+    spec: RocketMQRetryPolicySpec, retention: timedelta | None
+) -> Iterator[StatusWarning]:
+    """Yield the warnings about a policy that is ready.
+
+    Args:
+        spec: its spec.
+        retention: shortest time for which a master keeps messages; None if it is not shown.
+    """
+    fields = {"maxRetries": spec.max_retries, "ladder": spec.ladder}
+    ignored = [name for name, value in fields.items() if value is not None]
+    if spec.clients is ClientKind.REMOTING and ignored:
+        yield StatusWarning(
+            Reason.NOT_ENFORCED,
+            f"remoting clients ignore {' and '.join(ignored)} of the policy; remove them and set "
+            "maxReconsumeTimes in the clients, or use gRPC clients and `clients: GRPC`",
+        )
+    after = "an unknown time" if retention is None else format_duration(retention)
+    yield StatusWarning(
+        Reason.DEAD_LETTERS_EXPIRE,
+        f"brokers delete dead letters like all messages, after {after} (fileReservedTime); process "
+        "them in time, or raise it",
+    )
+    yield StatusWarning(
+        Reason.NO_OWNERSHIP_MARK,
+        "RocketMQ stores no owner of a group, so operators of other Kubernetes clusters can't see "
+        "this policy; let one Kubernetes cluster manage the group",
+    )
+
+
+class GroupClaims:
+    """Priority of policies that claim one group of a cluster.
+
+    Args:
+        ctx: caches of the operator.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._by_group = ctx.rocketmq_policies.index(_group_of)
+
+    def rivals(self, body: Body) -> tuple[Body, ...]:
+        """Return the other policies that name the same group, at any cluster."""
+        same = self._by_group.get(_group_of(body))
+        return tuple(other for other in same if Key.of(other) != Key.of(body))
+
+    def admit(self, body: Body) -> None:
+        """Check that no other policy has priority.
+
+        A provisioned policy precedes others; then age decides. A claim of another namespace counts
+        once it is provisioned: anybody can write one.
+
+        Raises:
+            ContestedError: a policy with priority claims the group.
+        """
+        own = Key.of(body)
+        for other in self.rivals(body):
+            key, claim = Key.of(other), claim_of(other)
+            counts = claim.is_held or (key.namespace == own.namespace and not claim.is_stalled)
+            if counts and self._same_cluster(body, other) and _rank(other) < _rank(body):
+                raise ContestedError(
+                    f"another policy manages group {_group_of(body)}",
+                    rival=key,
+                    namespace=own.namespace,
+                    remedy="delete one of the two",
+                    reason=Reason.RESOURCE_CONFLICT,
+                )
+
+    def _same_cluster(self, body: Body, other: Body) -> bool:
+        return self._cluster(body) == self._cluster(other)
+
+    def _cluster(self, body: Body) -> object:
+        try:
+            cluster = spec_at(connection_of(body), self._ctx.connections).rocketmq
+        except RedriveError:
+            return None
+        return None if cluster is None else (frozenset(cluster.name_servers), cluster.cluster)
+
+
+def _group_of(body: Body) -> str:
+    return str((body.get("spec") or {}).get("group", ""))
+
+
+class GroupClaim(NamedTuple):
+    """State of a claim: the policy was provisioned and is not blocked; it is stalled."""
+
+    is_held: bool
+    is_stalled: bool
+
+
+def claim_of(body: Body | None) -> GroupClaim:
+    """Return the state of a claim; a policy that only observes claims nothing."""
+    if body is None or body["spec"].get("managementPolicy") == ManagementPolicy.OBSERVE:
+        return GroupClaim(is_held=False, is_stalled=True)
+    status = body.get("status") or {}
+    is_held = "masters" in status and "blockedBy" not in status
+    return GroupClaim(is_held, find(body, STALLED) is not None)
+
+
+def _rank(body: Body) -> tuple[bool, str, str]:
+    metadata = body["metadata"]
+    return not claim_of(body).is_held, metadata["creationTimestamp"], metadata["uid"]

@@ -1,0 +1,385 @@
+"""Reconciliation and deletion of a RocketMQRetryPolicy, and its work queue.
+
+The steps are those of a RetryPolicy: desired → observe → diff → apply, at each master. A master
+that does not answer fails the policy after the others are provisioned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+from redrive.admin.errors import AdminError, BrokerUnreachableError
+from redrive.admin.rocketmq import Master, RocketMQSession
+from redrive.api import Body
+from redrive.api.conditions import (
+    StatusWarning,
+    is_progressing,
+    is_ready,
+    is_settled,
+    ready,
+)
+from redrive.api.model import parse_spec
+from redrive.api.permissions import Consent
+from redrive.api.policy_defaults import DeletionPolicy
+from redrive.api.retrypolicy import ManagementPolicy
+from redrive.api.rocketmq import ClientKind, GroupDeletion, RocketMQRetryPolicySpec
+from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.cache import needs_reconcile
+from redrive.kube.client import NotFoundError
+from redrive.kube.connections import connection_of, shown_to, users
+from redrive.kube.context import Context
+from redrive.kube.controller import Controller
+from redrive.kube.resources import Key
+from redrive.kube.rocketmq import RocketMQConnection
+from redrive.provision.actions import in_words
+from redrive.provision.connection import is_protection_due
+from redrive.provision.finalize import finish
+from redrive.provision.groups import (
+    DeleteName,
+    DesiredGroup,
+    GroupAction,
+    GroupClaims,
+    MasterState,
+    claim_of,
+    desired_group,
+    diff_group,
+    group_warnings,
+    observe_group,
+)
+from redrive.provision.outcome import (
+    Outcome,
+    describe_changes,
+    ensure_cleanup_finalizer,
+    observed_conditions,
+)
+from redrive.provision.ownership import INTERNAL, internal
+from redrive.provision.poller import PollOrder, pause
+from redrive.provision.spine import OrphanedPolicies, Reconciler, repaired
+from redrive.reasons import Reason
+
+CALLS_PER_RECONCILE = 8
+"""Calls of a reconcile without actions, with one master."""
+CREATED = "created"
+"""Field of `INTERNAL`: names of the group and the topics that redrive created."""
+
+logger = logging.getLogger(__name__)
+
+
+class GroupCleanup(NamedTuple):
+    """Result of the cleanup of a deleted policy."""
+
+    actions: tuple[GroupAction, ...]
+    stays: tuple[str, ...]
+
+
+@dataclass
+class _Converged:
+    """Result of provisioning all masters that answer."""
+
+    states: list[MasterState] = field(default_factory=list)
+    planned: list[GroupAction] = field(default_factory=list)
+    done: list[GroupAction] = field(default_factory=list)
+    failures: list[AdminError] = field(default_factory=list)
+    retention: timedelta | None = None
+    dead_letters: int = 0
+
+
+class RocketMQReconciler(Reconciler):
+    """Reconciles RocketMQRetryPolicies."""
+
+    def __init__(self, ctx: Context, claims: GroupClaims, orphans: OrphanedPolicies) -> None:
+        super().__init__(ctx, resources.ROCKETMQ_POLICIES, ctx.rocketmq_policies, orphans)
+        self._claims = claims
+
+    async def _provision(self, body: Body) -> Outcome:
+        try:
+            spec = self._table.derive(_parsed, body)
+            connection = await self._connection(spec, body)
+            self._claims.admit(body)
+            return await self._converge(spec, body, connection)
+        except NotFoundError:
+            raise
+        except RedriveError as error:
+            return Outcome.failed(shown_to(body, error))
+
+    async def _connection(self, spec: RocketMQRetryPolicySpec, body: Body) -> RocketMQConnection:
+        """Return the connection, if one of its rules permits the policy.
+
+        Raises:
+            RedriveError: it does not, or the connection cannot be used.
+        """
+        namespace = Key.of(body).namespace
+        connection = await self._ctx.brokers.rocketmq(connection_of(body), namespace)
+        rules = [r for r in connection.rules if r.covers(namespace, spec.topic, spec.group)]
+        if not rules:
+            raise Reason.GROUP_NOT_ALLOWED.error(
+                "no rule of the connection allows this group of this topic",
+                got=f"group {spec.group}, topic {spec.topic}",
+                remedy="add both to a rule of its rocketmq.allow, or use others",
+            )
+        deletes = spec.deletion_policy is GroupDeletion.DELETE
+        if deletes and not any(rule.deletion is Consent.ALLOWED for rule in rules):
+            raise Reason.DELETION_NOT_ALLOWED.error(
+                "no rule of the connection allows to delete this group",
+                got=spec.group,
+                remedy="set deletionPolicy to Retain, or deletion: Allowed in a rule",
+            )
+        return connection
+
+    async def _converge(
+        self, spec: RocketMQRetryPolicySpec, body: Body, connection: RocketMQConnection
+    ) -> Outcome:
+        """Bring each master that answers to the desired state.
+
+        Raises:
+            RedriveError: the policy is refused, or a call failed.
+        """
+        want, observes, made = desired_group(spec), _observes(spec), _Converged()
+        async with connection.admin.session() as session:
+            masters = await session.masters()
+            await self._observe(spec, want, masters, session, made)
+            made.planned = [a for state in made.states for a in diff_group(want, state)]
+            deletion = DeletionPolicy.RETAIN if observes else DeletionPolicy(spec.deletion_policy)
+            body = await ensure_cleanup_finalizer(body, deletion, self._publisher())
+            if not observes:
+                body = await self._record_intent(want, body, made)
+                for action in made.planned:
+                    await action.perform(session)
+                    made.done.append(action)
+        if made.done:
+            logger.info("RocketMQRetryPolicy %s: %s", Key.of(body), in_words(made.done))
+        if made.failures:
+            raise made.failures[0]
+        warnings = tuple(group_warnings(spec, made.retention))
+        if observes:
+            shown = describe_changes(made.planned) or None
+            fields = {"plannedChanges": shown, "blockedBy": None, "deadLetters": made.dead_letters}
+            return Outcome(observed_conditions(made.planned, warnings), fields)
+        return _provisioned(spec, body, made, warnings)
+
+    async def _observe(
+        self,
+        spec: RocketMQRetryPolicySpec,
+        want: DesiredGroup,
+        masters: Sequence[Master],
+        session: RocketMQSession,
+        made: _Converged,
+    ) -> None:
+        """Read the state of each master that answers.
+
+        Raises:
+            RedriveError: the source topic does not exist, or a call was refused.
+        """
+        has_source = False
+        for master in masters:
+            try:
+                has_source |= await session.topic(master, spec.topic) is not None
+                state = await observe_group(want, master, session)
+                if queues := state.topics[spec.dead_letter_topic]:
+                    made.dead_letters += await session.count(
+                        master, spec.dead_letter_topic, queues.read
+                    )
+                retention = await session.retention(master)
+            except BrokerUnreachableError as error:
+                made.failures.append(error)
+                continue
+            made.states.append(state)
+            kept = [time for time in (made.retention, retention) if time is not None]
+            made.retention = min(kept, default=None)
+        if not has_source and not made.failures:
+            raise Reason.TOPIC_NOT_FOUND.error(
+                "the source topic does not exist", got=spec.topic, remedy="create it"
+            )
+
+    async def _record_intent(self, want: DesiredGroup, body: Body, made: _Converged) -> Body:
+        """Record the names that are about to be created, and return the policy.
+
+        Raises:
+            KubernetesError: the write failed; nothing may be created then.
+        """
+        recorded = set(internal(body).get(CREATED) or ())
+        names = (want.name, *want.topics)
+        missing = {n for n in names if not any(state.has(n) for state in made.states)}
+        if made.failures or missing <= recorded:  # the other masters may have them
+            return body
+        fields = {INTERNAL: {CREATED: sorted(recorded | missing)}}
+        after = await self._ctx.kubernetes.patch_status(self._resource, Key.of(body), fields)
+        self._table.renew(after)
+        return after
+
+    async def _finalize(self, body: Body) -> Outcome:
+        return await finish(body, self._ctx, lambda: self._clean_up(body))
+
+    async def _clean_up(self, body: Body) -> GroupCleanup:
+        """Delete the recorded objects of a policy, but no topic that holds messages.
+
+        Raises:
+            RedriveError: the cleanup failed; actions before the failure are performed.
+        """
+        spec = self._table.derive(_parsed, body)
+        names = (spec.group, spec.retry_topic, spec.dead_letter_topic)
+        rivals = [other for other in self._claims.rivals(body) if claim_of(other).is_held]
+        if rivals or spec.deletion_policy is GroupDeletion.RETAIN or _observes(spec):
+            return GroupCleanup((), names)
+        connection = await self._connection(spec, body)
+        recorded = set(internal(body).get(CREATED) or ())
+        created = [name for name in names if name in recorded]
+        stays = [f"{name}, which redrive did not create" for name in names if name not in recorded]
+        done: list[GroupAction] = []
+        async with connection.admin.session() as session:
+            masters = await session.masters()
+            await _check_unused(spec.group, masters, session)
+            for name in created:
+                kept = await _messages_of(name, masters, session) if name != spec.group else 0
+                if kept:
+                    stays.append(f"{name} holds {kept} messages")
+                    continue
+                for master in masters:
+                    done.append(DeleteName(master, name, is_group=name == spec.group))
+                    await done[-1].perform(session)
+        return GroupCleanup(tuple(done), tuple(stays))
+
+
+def _provisioned(
+    spec: RocketMQRetryPolicySpec,
+    body: Body,
+    made: _Converged,
+    warnings: Sequence[StatusWarning],
+) -> Outcome:
+    masters = [state.master.name for state in made.states]
+    message = (
+        f"group {spec.group}, {spec.retry_topic} and {spec.dead_letter_topic} are ready at "
+        f"{len(masters)} master{'s' if len(masters) > 1 else ''}"
+    )
+    fields = {
+        "retryTopic": spec.retry_topic,
+        "deadLetterTopic": spec.dead_letter_topic,
+        "masters": masters,
+        "deadLetters": made.dead_letters,
+        "maxRetries": spec.retries if spec.clients is ClientKind.GRPC else None,
+        "blockedBy": None,
+        "connection": str(connection_of(body)),
+        "plannedChanges": None,
+    }
+    events = repaired(body, made.done)
+    return Outcome(ready(Reason.PROVISIONED, message, warnings), fields, events=events)
+
+
+async def _check_unused(group: str, masters: Sequence[Master], session: RocketMQSession) -> None:
+    """Check that no consumer of a group is connected.
+
+    Raises:
+        AdminError: one is connected, or a call failed.
+    """
+    for master in masters:
+        if await session.has_consumers(master, group):
+            raise Reason.IN_USE.error(
+                "consumers of the group are connected, and would lose their offsets",
+                got=f"group {group} at {master.name}",
+                remedy="stop them",
+            )
+
+
+async def _messages_of(topic: str, masters: Sequence[Master], session: RocketMQSession) -> int:
+    total = 0
+    for master in masters:
+        if (queues := await session.topic(master, topic)) is not None:
+            total += await session.count(master, topic, queues.read)
+    return total
+
+
+def _parsed(body: Body) -> RocketMQRetryPolicySpec:
+    return parse_spec(RocketMQRetryPolicySpec, body)
+
+
+def _observes(spec: RocketMQRetryPolicySpec) -> bool:
+    return spec.management_policy is ManagementPolicy.OBSERVE
+
+
+def _settled(body: Body) -> bool:
+    return is_settled(body)
+
+
+class RocketMQQueue:
+    """Work queue of RocketMQRetryPolicies, and the listeners and the rotation that fill it.
+
+    Requires a running event loop.
+
+    Args:
+        ctx: caches and clients of the operator.
+        claims: priority of policies.
+        enqueue_connection: enqueues a reconcile of a connection.
+    """
+
+    def __init__(
+        self, ctx: Context, claims: GroupClaims, enqueue_connection: Callable[[Key], None]
+    ) -> None:
+        self._ctx = ctx
+        self._table = ctx.rocketmq_policies
+        self._enqueue_connection = enqueue_connection
+        self._claims = claims
+        orphans = OrphanedPolicies(self._table, ctx.clock)
+        reconciler = RocketMQReconciler(ctx, self._claims, orphans)
+        self._controller = Controller(
+            "RocketMQRetryPolicy",
+            lambda key: reconciler.reconcile(key, failures=self._controller.failures(key)),
+            mark_progressing=reconciler.mark_progressing,
+            partition_key=self._connection_of,
+        )
+        self._table.listen(self._policy_changed)
+        ctx.connections.listen(self._connection_changed)
+        ctx.namespaces.listen(self._labels_changed)
+        for body in self._table:
+            if not is_settled(body):
+                self._controller.enqueue(Key.of(body))
+        self._rotation = asyncio.create_task(self._rotate(), name="rotation of RocketMQ")
+
+    async def stop(self) -> None:
+        """Cancel all tasks, and wait for their end."""
+        self._rotation.cancel()
+        await asyncio.gather(self._rotation, return_exceptions=True)
+        await self._controller.stop()
+
+    def _connection_of(self, policy: Key) -> Key | None:
+        body = self._table.get(policy)
+        return None if body is None else connection_of(body)
+
+    def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            self._controller.enqueue(key)
+        if claim_of(before) != claim_of(after) or before is None:
+            for rival in self._claims.rivals(after or before or {}):
+                self._controller.enqueue(Key.of(rival))
+        for connection in {connection_of(body) for body in (before, after) if body is not None}:
+            body = self._ctx.connections.get(connection)
+            used = bool(users(connection, self._table))
+            if body is not None and is_protection_due(body, used=used):
+                self._enqueue_connection(connection)
+
+    def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        is_changed = needs_reconcile(before, after)
+        is_healed = after is not None and is_ready(after) and not is_ready(before or {})
+        for body in users(key, self._table):
+            if is_changed or (is_healed and not is_ready(body) and not is_progressing(body)):
+                self._controller.enqueue(Key.of(body))
+
+    def _labels_changed(self, namespace: str) -> None:
+        for body in self._table:
+            if Key.of(body).namespace == namespace:
+                self._controller.enqueue(Key.of(body))
+
+    async def _rotate(self) -> None:
+        """Reconcile settled policies one by one, because a broker has no watch."""
+        order, settled = PollOrder(), self._table.index(_settled)
+        while True:
+            keys = settled.keys(True)  # noqa: FBT003  the value of the index
+            key = order.next(keys)
+            await asyncio.sleep(pause(len(keys), CALLS_PER_RECONCILE, total=len(keys)))
+            if key is not None:
+                self._controller.enqueue(key)

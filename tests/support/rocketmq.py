@@ -1,0 +1,129 @@
+"""Calls to RocketMQ that only tests make: messages and users."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from redrive.admin.errors import BrokerFailedError
+from redrive.admin.rocketmq import Master, RocketMQReply, RocketMQSession
+
+_PULL, _HEARTBEAT, _SEND_BACK, _SEND, _PUT_USER = 11, 34, 36, 310, 3001
+
+
+async def call(
+    session: RocketMQSession,
+    master: Master,
+    code: int,
+    body: bytes = b"",
+    **fields: Any,  # noqa: ANN401  values of any type are written as text
+) -> RocketMQReply:
+    """Send a call that redrive does not make."""
+    return await session._call(master, cast("Any", code), "test", body, **fields)  # noqa: SLF001
+
+
+async def create_user(
+    session: RocketMQSession, master: Master, name: str, kind: str = "Normal"
+) -> str:
+    """Create a user, without rights unless it is a `Super` user, and return its secret key."""
+    secret = secrets.token_hex(16)
+    user = {"username": name, "password": secret, "userType": kind, "userStatus": "enable"}
+    await call(session, master, _PUT_USER, json.dumps(user).encode(), username=name)
+    return secret
+
+
+async def send(
+    session: RocketMQSession, master: Master, topic: str, queue: int = 0, *, retries: int = 0
+) -> None:
+    """Send a message to a queue of *topic*, with a number of earlier retries."""
+    properties = f"UNIQ_KEY\x01id-{retries}\x02"
+    fields: dict[str, Any] = {
+        "a": "tests",
+        "b": topic,
+        "c": "TBW102",
+        "d": 1,
+        "e": queue,
+        "f": 0,
+        "k": False,
+    }
+    fields |= {"g": time.time_ns() // 10**6, "h": 0, "i": properties, "j": retries, "m": False}
+    for _ in range(100):
+        try:
+            await call(session, master, _SEND, b"message", **fields)
+        except BrokerFailedError:  # busy: a message waited in the queue of the broker
+            continue
+        return
+    raise TimeoutError("the broker stays busy")
+
+
+class StoredMessage(NamedTuple):
+    """A message as a broker stores it: its position in the log, and the number of its retries."""
+
+    position: int
+    retries: int
+    properties: Mapping[str, str]
+
+
+async def pull(
+    session: RocketMQSession, master: Master, topic: str, group: str
+) -> list[StoredMessage]:
+    """Return up to 32 messages at the beginning of queue 0 of *topic*."""
+    fields: dict[str, Any] = {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": 0,
+    }
+    fields |= {"maxMsgNums": 32, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0}
+    fields |= {"subscription": "*", "subVersion": 0, "expressionType": "TAG"}
+    reply = await call(session, master, _PULL, **fields)
+    stream, messages = io.BytesIO(reply.body), []
+    while stream.tell() < len(reply.body):
+        messages.append(_message(stream))
+    return messages
+
+
+def _message(stream: io.BytesIO) -> StoredMessage:
+    """Parse a message whose hosts are of IPv4, in the first version of the format."""
+
+    def read(pattern: str) -> tuple[Any, ...]:
+        return struct.unpack(f">{pattern}", stream.read(struct.calcsize(f">{pattern}")))
+
+    def content(length: str) -> bytes:
+        return stream.read(read(length)[0])
+
+    *_, position, _ = read("5i2qi")  # size, magic, checksum, queue, flag, offset, position, kind
+    *_, retries, _ = read("q8sq8siq")  # times and hosts of birth and storage, transaction
+    content("i"), content("b")  # body and topic
+    parts = content("h").decode().split("\x02")
+    properties = dict(part.split("\x01", 1) for part in parts if part)
+    return StoredMessage(position, retries, properties)
+
+
+async def send_back(
+    session: RocketMQSession, master: Master, group: str, message: StoredMessage, level: int
+) -> None:
+    """Report a message as failed, as a remoting client with at most 16 retries does."""
+    fields: dict[str, Any] = {
+        "offset": message.position,
+        "group": group,
+        "delayLevel": level,
+        "unitMode": False,
+    }
+    fields |= {"originMsgId": "", "originTopic": "", "maxReconsumeTimes": 16}
+    await call(session, master, _SEND_BACK, **fields)
+
+
+async def consume(session: RocketMQSession, master: Master, group: str) -> None:
+    """Register a consumer of *group*, which is connected until the session ends."""
+    consumer = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "unitMode": False}
+    consumer |= {"messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET"}
+    heartbeat = {"clientID": "test", "producerDataSet": [], "consumerDataSet": [
+        {**consumer, "subscriptionDataSet": []}
+    ]}  # fmt: skip
+    await call(session, master, _HEARTBEAT, json.dumps(heartbeat).encode())

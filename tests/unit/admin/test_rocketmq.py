@@ -1,0 +1,224 @@
+"""Answers of hostile servers to the client of RocketMQ; `tests/contract` has those of real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import trustme
+
+from redrive.admin.access import Access, tls_context
+from redrive.admin.errors import AdminError
+from redrive.admin.guards import Fence
+from redrive.admin.rocketmq import MAX_FRAME, Master, RocketMQAdmin
+from redrive.errors import RedriveError
+from redrive.reasons import Reason
+
+Answer = Callable[[dict[str, Any]], bytes]
+"""Bytes that a server sends after a call with this header."""
+
+
+def frame(body: bytes = b"", **header: object) -> bytes:
+    text = json.dumps({"code": 0, "flag": 1, **header}).encode()
+    return struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body
+
+
+@asynccontextmanager
+async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Yield the address of a server that answers each call by *answer*."""
+    connections = set[asyncio.Task[None]]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while length := int.from_bytes(await reader.read(4), "big"):
+                text = await reader.readexactly(length)
+                size = int.from_bytes(text[1:4], "big")
+                writer.write(answer(json.loads(text[4 : 4 + size])))
+            writer.close()
+            await writer.wait_closed()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.create_task(serve(reader, writer)))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*connections)  # the client closes them
+
+
+def listing(address: str, cluster: str = "one") -> bytes:
+    """A list of one master, in the form of the broker's JSON library."""
+    brokers = f'{{"a":{{"brokerAddrs":{{0:"{address}",1:"10.0.0.1:1"}}}}}}'
+    return f'{{"brokerAddrTable":{brokers},"clusterAddrTable":{{"{cluster}":["a"]}}}}'.encode()
+
+
+async def refusal(answer: Answer, **settings: Any) -> RedriveError:  # noqa: ANN401
+    """Return the error of a list of the masters by a server."""
+    async with serving(answer) as address:
+        admin = RocketMQAdmin([address], Access(), **settings)
+        with pytest.raises(RedriveError) as refused:
+            async with admin.session() as session:
+                await session.masters()
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack(">I", MAX_FRAME + 1),
+        struct.pack(">II", 8, 4) + b"null",
+        struct.pack(">II", 8, 60) + b"{}{}",
+        struct.pack(">II", 8, 1 << 24 | 4) + b"{}{}",
+        struct.pack(">II", 8, 4) + b"[[[[",
+    ],
+)
+async def test_server_of_another_protocol_is_unreachable(sent: bytes) -> None:
+    def answer(_: dict[str, Any]) -> bytes:
+        return sent
+
+    async with serving(answer) as address:
+        admin = RocketMQAdmin([address], Access())
+        with pytest.raises(AdminError) as refused:
+            async with asyncio.timeout(30), admin.session() as session:
+                await session.masters()
+    assert refused.value.reason is Reason.BROKER_UNREACHABLE
+
+
+async def test_second_name_server_is_used_if_the_first_is_down() -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(listing("127.0.0.1:10911"), opaque=header["opaque"])
+
+    async with serving(answer) as address:
+        admin = RocketMQAdmin(["127.0.0.1:1", address], Access())
+        async with admin.session() as session:
+            assert await session.masters() == (Master("a", "127.0.0.1:10911"),)
+
+
+@pytest.mark.parametrize("host", ["localhost", "other.example"])
+async def test_certificate_must_be_for_the_host_of_the_address(host: str) -> None:
+    authority, server = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(host).configure_cert(server)
+    access = Access(tls=tls_context(ca=authority.cert_pem.bytes().decode()))
+
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(listing("localhost:1"), opaque=header["opaque"])
+
+    async with serving(answer, server) as address:
+        name = address.replace("127.0.0.1", "localhost")
+        async with RocketMQAdmin([name], access).session() as session:
+            if host == "localhost":
+                assert await session.masters() == (Master("a", "localhost:1"),)
+            else:
+                with pytest.raises(AdminError) as refused:
+                    await session.masters()
+                assert refused.value.reason is Reason.CERTIFICATE_REFUSED
+
+
+async def test_calls_of_the_server_are_skipped() -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        number = header["opaque"]
+        others = frame(opaque=number, flag=0), frame(opaque=number + 7)
+        return b"".join(others) + frame(listing("127.0.0.1:1"), opaque=number)
+
+    async with (
+        serving(answer) as address,
+        RocketMQAdmin([address], Access()).session() as session,
+    ):
+        assert len(await session.masters()) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["10.1.2.3:10911", "metadata.internal:80", "127.0.0.1", "127.0.0.1:x", ":1"]
+)
+async def test_signed_calls_go_to_named_hosts_only(address: str) -> None:
+    error = await refusal(lambda h: frame(listing(address), opaque=h["opaque"]))
+    assert error.reason is Reason.REDIRECT_REFUSED
+
+
+async def test_broker_hosts_may_be_patterns() -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(listing("broker-1.rocketmq.svc:10911"), opaque=header["opaque"])
+
+    hosts = ["broker-*.rocketmq.svc"]
+    async with (
+        serving(answer) as address,
+        RocketMQAdmin([address], Access(), broker_hosts=hosts).session() as session,
+    ):
+        assert len(await session.masters()) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", Reason.UNEXPECTED_ANSWER),
+        (b"[]", Reason.UNEXPECTED_ANSWER),
+        (b"\xff", Reason.UNEXPECTED_ANSWER),
+        (b'{"clusterAddrTable":{"one":3},"brokerAddrTable":{}}', Reason.BROKER_UNREACHABLE),
+        (
+            b'{"clusterAddrTable":{"one":["a"]},"brokerAddrTable":{"a":3}}',
+            Reason.BROKER_UNREACHABLE,
+        ),
+        (
+            b'{"clusterAddrTable":{"one":["a"],"two":[]},"brokerAddrTable":{}}',
+            Reason.BROKER_UNREACHABLE,
+        ),
+    ],
+)
+async def test_malformed_list_of_brokers_is_refused(body: bytes, reason: Reason) -> None:
+    error = await refusal(lambda h: frame(body, opaque=h["opaque"]))
+    assert error.reason is reason
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True, "1e9", 2**63, None, "٣"])
+async def test_number_out_of_bounds_is_refused(number: object) -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(opaque=header["opaque"], extFields={"offset": number})
+
+    async with (
+        serving(answer) as address,
+        RocketMQAdmin([address], Access()).session() as session,
+    ):
+        with pytest.raises(AdminError) as refused:
+            await session.count(Master("a", address), "orders", 1)
+    assert refused.value.reason is Reason.UNEXPECTED_ANSWER
+
+
+async def test_write_needs_the_lease() -> None:
+    calls: list[int] = []
+
+    def answer(header: dict[str, Any]) -> bytes:
+        calls.append(header["code"])
+        return frame(b"{}", opaque=header["opaque"])
+
+    async with serving(answer) as address:
+        admin = RocketMQAdmin([address], Access(), fence=Fence(lambda: 0.0))
+        async with admin.session() as session:
+            master = Master("a", address)
+            assert await session.group(master, "g") == {}
+            with pytest.raises(RedriveError) as refused:
+                await session.put_group(master, {"groupName": "g"})
+    assert refused.value.reason is Reason.LEASE_NOT_RENEWED
+    assert calls == [352]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "reason"),
+    [
+        (16, "User:ghost is not found.", Reason.AUTHENTICATION_FAILED),
+        (16, "User:ghost has no permission to access Group:g", Reason.FORBIDDEN),
+        (2, "busy", Reason.BROKER_FAILED),
+        (1, "line\none\x07", Reason.BROKER_REFUSED),
+    ],
+)
+async def test_refusal_has_its_reason_and_one_line(code: int, remark: str, reason: Reason) -> None:
+    error = await refusal(lambda h: frame(opaque=h["opaque"], code=code, remark=remark))
+    assert error.reason is reason
+    assert "\n" not in str(error)
+    assert "\x07" not in str(error)
