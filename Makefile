@@ -4,6 +4,8 @@
 PYTHON ?= python3
 # Arguments for pytest, as in: make test TESTS="tests/unit -k ladder"
 TESTS ?= tests
+# The same for e2e, as in: make e2e E2E="-k demo"
+E2E ?=
 # The same for chaos, as in: make chaos CHAOS="-k replay --rounds 10 --messages 100000"
 CHAOS ?=
 # The same for the soak, as in: make soak SOAK="--minutes 60"
@@ -14,7 +16,7 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help check test bytecode mutants test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist site demo sandbox sandbox-down lock
+.PHONY: help check test bytecode e2e mutants test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist site demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -31,6 +33,11 @@ test: ## Run lint, build the site, then run all tests against a real broker and 
 # 18 seconds of processor time for each of them. If the collection fails, the run of the tests says why.
 bytecode:
 	@test -d tests/__pycache__ || $(python) -m pytest --collect-only --quiet tests > /dev/null || true
+
+# Suites with a worker and a sandbox of their own come first; the others share a sandbox and a worker.
+e2e: ## Run the demo, the tutorial and the package, and what stops or replaces a component (6 minutes)
+	$(python) -m sandbox prepare
+	$(python) -m pytest -o python_files='e2e_*.py' --numprocesses=3 --dist=loadgroup --no-loadscope-reorder --durations=5 tests $(E2E)
 
 # The tests that use a broker; the Java client and Spark are those of the default release.
 test-brokers: ## Run the contract and integration tests against each supported release of Pulsar

@@ -57,6 +57,7 @@ class Result:
 CHECKS = (
     Check(("test",)),
     Check(("test", "TESTS=tests/unit --hypothesis-profile=explore")),
+    Check(("e2e",)),
     Check(("mutants",)),
     Check(("chaos",)),
     *(Check(("soak", f"SOAK=--pulsar={pulsar}")) for pulsar in versions.PULSARS),

@@ -1,11 +1,11 @@
 """The components of the sandbox as fixtures.
 
 All workers of a run share one sandbox, started by the first test that needs it. Modules that stop,
-replace or reconfigure a part of it are marked `xdist_group("own sandbox")`: one worker runs them in
-a second sandbox. Modules that need an API server without an operator are marked
-`xdist_group("control plane")`. The components of one group are stopped after its last test: an
-unused broker or API server takes three per cent of a processor. Tests fail if their sandbox does
-not start.
+replace or reconfigure a part of it are marked `xdist_group("own sandbox")`, and named `e2e_*.py`:
+one worker of `make e2e` runs them in a second sandbox. Modules that need an API server without an
+operator are marked `xdist_group("control plane")`. The components of one group are stopped after
+its last test: an unused broker or API server takes three per cent of a processor. Tests fail if
+their sandbox does not start.
 """
 
 from __future__ import annotations

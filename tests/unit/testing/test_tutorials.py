@@ -12,7 +12,7 @@ from redrive.policy.values import parse_duration
 from release.ladders import seconds_until_dead
 from tests.support.documented import FIRST_CONSUMER, ROOT, Block, blocks
 
-INSTALL = "1. Install the library"  # by `tests/e2e/test_package.py`
+INSTALL = "1. Install the library"  # by `tests/e2e/e2e_package.py`
 ON_A_BROKER = "On a broker"  # the example of each guide of consumers, which other tests run
 FILES = {
     "2. Write a handler": "handler.py",
