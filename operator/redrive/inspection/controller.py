@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import filterfalse
@@ -21,7 +21,6 @@ from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
 from redrive.api.connection import (
     BrokerConnectionSpec,
-    Destination,
     InspectionIdentity,
     InspectionPermission,
 )
@@ -306,10 +305,10 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
     Raises:
         InspectionFailed: it does not.
     """
-    spec, namespace = ctx.inspections.derive(_spec, inspection), namespace_of(inspection)
     try:
+        namespace = namespace_of(inspection)
         connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
-        _identity(spec, through, connection, ctx)
+        _access(inspection, through, connection, ctx)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
             raise Reason.INSPECTION_FAILED.error(
@@ -331,9 +330,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     body = ready_policy(policy_key_of(inspection), ctx)
     reference, connection, _, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
-    identity = _identity(spec, through, connection, ctx)
-    destination = _destination(spec, through, identity)
-    sources = () if destination is None else destination_sources(destination)
+    identity, export = _access(inspection, through, connection, ctx)
     engine = ReplayEngine.JOB
     chosen = choose_template(None, connection.jobs, engine, key.namespace, ctx)
     is_retry = spec.source is InspectedMessages.RETRY
@@ -354,8 +351,8 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         service_url=connection.pulsar.service_url,
         admin_url=connection.pulsar.admin_url,
         seconds=seconds,
-        file=_file(inspection, spec, destination),
-        endpoint_url=(destination and destination.endpoint_url) or "",
+        file=export.file,
+        endpoint_url=export.endpoint_url,
         replays=_replay_rows(body) if spec.export else (),
     ).encode()
     account = ctx.settings.inspection_service_account
@@ -364,7 +361,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         resources.INSPECTIONS,
         through,
         JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
-        pod_access(identity, connection.pulsar.redirect_hosts, *sources),
+        pod_access(identity, connection.pulsar.redirect_hosts, *export.sources),
         chosen.template,
         image=await read_image(template, ctx),
     )
@@ -383,15 +380,23 @@ def _spec(inspection: Body) -> InspectionSpec:
     return parse_spec(InspectionSpec, inspection)
 
 
-def _identity(
-    spec: InspectionSpec, through: Key, connection: BrokerConnectionSpec, ctx: Context
-) -> InspectionIdentity:
-    """Return the role of the job.
+class _Export(NamedTuple):
+    """Address of the file of a job, of its object store, and the mounted keys; empty for none."""
+
+    file: str = ""
+    endpoint_url: str = ""
+    sources: tuple[Mapping[str, Any], ...] = ()
+
+
+def _access(
+    inspection: Body, through: Key, connection: BrokerConnectionSpec, ctx: Context
+) -> tuple[InspectionIdentity, _Export]:
+    """Return the role of the job, and the file that it writes.
 
     Raises:
         RedriveError: the connection has none, or permits no such Inspection.
     """
-    identity = connection.inspection
+    spec, identity = ctx.inspections.derive(_spec, inspection), connection.inspection
     if identity is None:
         raise Reason.INSPECTION_IDENTITY_MISSING.error(
             f"the BrokerConnection {through} names no role for Inspections",
@@ -413,20 +418,19 @@ def _identity(
         )
     if spec.reveals:
         _check_clear_text(identity, through, ctx)
-    _destination(spec, through, identity)
-    return identity
+    return identity, _export(inspection, spec, through, identity)
 
 
-def _destination(
-    spec: InspectionSpec, through: Key, identity: InspectionIdentity
-) -> Destination | None:
-    """Return the destination of the file; None without a file.
+def _export(
+    inspection: Body, spec: InspectionSpec, through: Key, identity: InspectionIdentity
+) -> _Export:
+    """Return the file of an Inspection, which no other Inspection has.
 
     Raises:
         DestinationNotFound: the connection does not name it.
     """
     if spec.export is None:
-        return None
+        return _Export()
     destinations = {destination.name: destination for destination in identity.destinations}
     if spec.export.destination not in destinations:
         raise Reason.DESTINATION_NOT_FOUND.error(
@@ -435,16 +439,11 @@ def _destination(
             remedy=f"use one of {', '.join(destinations) or 'none'}, or add it to its "
             "inspection.destinations",
         )
-    return destinations[spec.export.destination]
-
-
-def _file(inspection: Body, spec: InspectionSpec, destination: Destination | None) -> str:
-    """Return the address of the file; empty for none. No other Inspection has the same."""
-    if spec.export is None or destination is None:
-        return ""
+    destination = destinations[spec.export.destination]
     key, uid = Key.of(inspection), inspection["metadata"]["uid"]
     name = f"{key.name}-{uid[:8]}.{spec.export.format.suffix}"
-    return "/".join((destination.uri.rstrip("/"), key.namespace, spec.policy_ref.name, name))
+    file = "/".join((destination.uri.rstrip("/"), key.namespace, spec.policy_ref.name, name))
+    return _Export(file, destination.endpoint_url or "", tuple(destination_sources(destination)))
 
 
 def _check_age(inspection: Body, ctx: Context) -> None:
