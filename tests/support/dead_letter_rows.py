@@ -13,7 +13,7 @@ from redrive.policy.envelope import (
     RECONSUMETIMES,
 )
 from redrive.reading.positions import EntryId, Position
-from redrive.reading.rows import DeadLetterRow, entry_acknowledgement
+from redrive.reading.rows import DeadLetterRow
 
 SENT = 1_795_700_000_000
 """Publish time of the row at entry 0; each further one is sent a second later."""
@@ -40,7 +40,6 @@ def dead_letter(
     row = DeadLetterRow.undelivered(0, EntryId(7, entry))
     return row._replace(
         position=Position(7, entry, 0),
-        message_id=entry_acknowledgement(0, EntryId(7, entry)),
         key=key,
         value=value,
         properties={**written, **properties},

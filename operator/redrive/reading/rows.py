@@ -16,7 +16,7 @@ from redrive.policy import envelope
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, ORIGIN_MESSAGE_ID, REAL_TOPIC
 from redrive.policy.naming import PARTITION_SUFFIX, TopicName
 from redrive.reading.positions import EntryId, Position, target_partition
-from redrive.reading.stored import ReadMessage
+from redrive.reading.stored import MessagePlace, ReadMessage
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
@@ -31,7 +31,7 @@ class DeadLetterRow(NamedTuple):
     Attributes:
         partition: index of its partition; -1 in an unpartitioned topic.
         batch_size: number of messages of its entry.
-        message_id: id of the client.
+        place: of the message, with the id of the client.
         first_chunk: entry of the first chunk of a chunked message; *position* is that of the last.
         encrypted: True if *value* is encrypted.
         unreadable: True if a property is not UTF-8; the client then reads no property.
@@ -46,7 +46,7 @@ class DeadLetterRow(NamedTuple):
     partition: int
     position: Position
     batch_size: int
-    message_id: pulsar.MessageId
+    place: MessagePlace
     first_chunk: EntryId | None
     encrypted: bool
     unreadable: bool
@@ -65,7 +65,7 @@ class DeadLetterRow(NamedTuple):
     def undelivered(cls, partition: int, entry: EntryId) -> DeadLetterRow:
         """Return the row of an unreadable entry."""
         return cls(
-            partition, Position(*entry, 0), 1, entry_acknowledgement(partition, entry), None,
+            partition, Position(*entry, 0), 1, MessagePlace(partition, (entry,)), None,
             encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
             value=None, properties={}, publish_time=0, event_time=None, delivered=False,
         )  # fmt: skip
@@ -81,7 +81,7 @@ class DeadLetterRow(NamedTuple):
             partition=partition,
             position=Position(*entries[-1], max(0, place.batch_index)),
             batch_size=place.batch_size,
-            message_id=message.message_id(),
+            place=place,
             first_chunk=EntryId(*entries[0]) if in_chunks else None,
             encrypted=message.encryption_context() is not None,
             unreadable=properties is None,
@@ -119,6 +119,11 @@ class DeadLetterRow(NamedTuple):
         """Return the message ids that acknowledge its whole entry, or all its chunks."""
         entries = self.chunks or (self.position.entry_id,)
         return [entry_acknowledgement(self.partition, entry) for entry in entries]
+
+    @property
+    def message_id(self) -> pulsar.MessageId:
+        """Return the id of the client; of an undelivered entry that of the whole entry."""
+        return self.place.message_id()
 
     @property
     def size(self) -> int:

@@ -16,7 +16,13 @@ import pulsar
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-from redrive.reading.positions import encode_nested, encode_number, signed_32, with_repeated
+from redrive.reading.positions import (
+    ONE_BYTE,
+    encode_nested,
+    encode_number,
+    signed_32,
+    with_repeated,
+)
 
 MAX_CONTENT = 512 * 2**20
 """The most bytes of one message, decompressed or put together from chunks."""
@@ -36,6 +42,8 @@ _SINGLE_NUMBERS = {5: _EVENT_TIME, 9: _NULL_VALUE}
 _SINGLE_BYTES = {2: _KEY, 7: _ORDERING_KEY}
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
 _CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
+
+_NAME_TAG, _VALUE_TAG = 0x0A, 0x12
 
 Place = tuple[int, int]
 """Ledger and entry."""
@@ -334,6 +342,12 @@ def _fields(
 
 
 def _property(pair: bytes) -> Property:
+    if len(pair) > 3 and pair[0] == _NAME_TAG and (name := pair[1]) < ONE_BYTE:  # noqa: PLR2004
+        # As clients write a short name and a short value.
+        at = name + 4
+        size = len(pair) - at
+        if 0 <= size < ONE_BYTE and pair[at - 2] == _VALUE_TAG and pair[at - 1] == size:
+            return pair[2 : at - 2], pair[at:]
     _, texts, _ = with_repeated(pair, 0)
     return texts.get(1, b""), texts.get(2, b"")
 

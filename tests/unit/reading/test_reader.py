@@ -177,7 +177,7 @@ letters = st.builds(
         Position, st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**20)
     ),
     batch_size=st.integers(1, 1_000),
-    message_id=st.just(pulsar.MessageId(-1, 1, 2, -1)),
+    place=st.just(MessagePlace(-1, ((1, 2),))),
     first_chunk=st.none() | st.builds(EntryId, st.integers(0, 2**62), st.integers(0, 2**31)),
     encrypted=st.booleans(),
     unreadable=st.booleans(),

@@ -19,7 +19,7 @@ from redrive.reading.stored import MalformedEntryError, MessagePlace, ReadMessag
 from tests.support.raw_entries import HARMFUL, RawEntry, bytes_of, chunk, in_batch, numbers
 
 PLACE = (7, 3)
-text = st.text(max_size=20)
+text = st.text(max_size=20) | st.sampled_from(["x" * 127, "x" * 128])
 outgoing = st.builds(
     OutgoingMessage,
     sequence_id=st.integers(1, 2**62),

@@ -16,6 +16,7 @@ from redrive.policy.naming import TopicName
 from redrive.reading.positions import Position, Try, sequence_id
 from redrive.reading.ranges import Range
 from redrive.reading.rows import DeadLetterRow
+from redrive.reading.stored import MessagePlace
 from redrive.replay import sending as windows
 from redrive.replay.outcome import Key, RangeOutcome
 from redrive.replay.records import Permit
@@ -34,7 +35,7 @@ from tests.support.reasons import raises
 
 def dead_letter(entry: int, index: int = 0, batch_size: int = 1) -> DeadLetterRow:
     return DeadLetterRow(
-        -1, Position(7, entry, index), batch_size, pulsar.MessageId(-1, 7, entry, -1), None,
+        -1, Position(7, entry, index), batch_size, MessagePlace(-1, ((7, entry),)), None,
         encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
         value=b"order", properties={}, publish_time=0, event_time=None,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import pulsar
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -27,6 +26,7 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import Position
 from redrive.reading.rows import DeadLetterRow
+from redrive.reading.stored import MessagePlace
 from redrive.spark.datasource import BatchReader, PulsarSource
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
 from redrive.spark.rows import COLUMNS, messages_of_batch, to_batch
@@ -104,7 +104,7 @@ ROW = DeadLetterRow(
     partition=2,
     position=Position(7, 8, 9),
     batch_size=10,
-    message_id=pulsar.MessageId(2, 7, 8, 9),
+    place=MessagePlace(2, ((7, 8),), 9, 10),
     first_chunk=None,
     encrypted=False,
     unreadable=False,

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-import pulsar
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -26,7 +25,7 @@ from redrive.reading import bitmap, broker
 from redrive.reading.positions import NOWHERE, EntryId, Position
 from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece, Range
 from redrive.reading.rows import DeadLetterRow
-from redrive.reading.stored import ReadMessage, StoredEntry
+from redrive.reading.stored import MessagePlace, ReadMessage, StoredEntry
 from redrive.replay import account
 from redrive.replay.account import Account, CauseFigures
 from redrive.replay.job import plan, run
@@ -77,7 +76,7 @@ def dead_letter(
     """
     cause = {CAUSE_TYPE: "TimeoutError"} if at % 2 else {}
     return DeadLetterRow(
-        partition, position, size, pulsar.MessageId(partition, *position), None,
+        partition, position, size, MessagePlace(partition, (position[:2],)), None,
         encrypted=False, unreadable=False, schema_version=None, key=key, ordering_key=None,
         value=b"order", properties={REPLAYS: str(at), **cause}, publish_time=at, event_time=None,
     )  # fmt: skip
