@@ -85,7 +85,8 @@ svg { display: block; width: 100%; } .bar svg { height: 12px; } .plot { height: 
 .plot, .axis { border-bottom: 1px solid var(--line); }
 .axis { display: flex; justify-content: space-between; border: 0; font-size: 0.85rem; }
 .chip { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 7px; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; margin-top: 8px; font-size: 0.9rem; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; margin-top: 8px; font-size: 0.9rem;
+  overflow-wrap: anywhere; }
 rect { fill: var(--bar); }
 .c0 { fill: #0b6bb3; background: #0b6bb3; } .c1 { fill: #e08a00; background: #e08a00; }
 .c2 { fill: #00916b; background: #00916b; } .c3 { fill: #c35c97; background: #c35c97; }
