@@ -46,6 +46,12 @@ def test_reading_of_dead_letters(
     provisioned.bury_many(MORE - MESSAGES)
     usage = run(provisioned, tmp_path, "causes", "--all")
     figures.append(Figure("reading", f"causes of {MORE} messages", MORE / usage.seconds, "/s"))
+    usage = run(provisioned, tmp_path, "export", "--to", "messages.parquet")
+    quantity = f"export of {MORE} messages to Parquet"
+    figures += [
+        Figure("reading", quantity, MORE / usage.seconds, "/s"),
+        Figure("reading", f"memory of the {quantity}", usage.memory, "MiB", at_most=256),
+    ]
     provisioned.bury(LARGE, content=os.urandom(LARGE_BYTES))
     for name in ("causes", "peek"):
         usage = run(provisioned, tmp_path, name, "--all")

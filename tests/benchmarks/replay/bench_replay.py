@@ -11,7 +11,7 @@ import secrets
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,19 @@ import pulsar
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.policy.envelope import (
+    CAUSE_FINGERPRINT,
+    CAUSE_MESSAGE,
+    CAUSE_TRACE,
+    CAUSE_TYPE,
+    CONSUMER,
+    DEAD_REASON,
+    DELAY_TIME,
+    ORIGIN_MESSAGE_ID,
+    REAL_SUBSCRIPTION,
+    REAL_TOPIC,
+    RECONSUMETIMES,
+)
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.reading.ranges import RANGE_ENTRIES
 from redrive.replay.job import run as runs
@@ -38,6 +51,21 @@ MESSAGES = 6 * RANGE_ENTRIES
 """The same number of ranges for each task, so that all tasks end at the same time."""
 SELECTIVE = 100_000, 1_000_000
 EVERY_SECOND = " or ".join(f"properties['id'] like '%{digit}'" for digit in "02468")
+PAIRS = 3
+DEAD_LETTER = {
+    RECONSUMETIMES: "16",
+    DELAY_TIME: "0",
+    REAL_TOPIC: "persistent://shop/prod/orders",
+    REAL_SUBSCRIPTION: "fulfilment",
+    ORIGIN_MESSAGE_ID: "4711:3:0:0",
+    CAUSE_TYPE: "WarehouseDown",
+    CAUSE_FINGERPRINT: "9f31c2e07b1d02aa",
+    CAUSE_MESSAGE: "no answer from the warehouse within 200 ms",
+    CAUSE_TRACE: "\n".join(f"fulfil.py:{line} in _fulfil" for line in range(5)),
+    CONSUMER: "fulfilment-7d9c4-x2x9k",
+    DEAD_REASON: "Exhausted",
+}
+"""Properties of dead letters of a consumer in Python."""
 WORKER = "pyspark.daemon"
 pytestmark = pytest.mark.usefixtures("replay_token")
 
@@ -93,45 +121,34 @@ def test_a_replay_beside_a_bare_pipeline(
     ]
 
 
-def test_a_dry_run_beside_a_bare_reader(
-    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
+@pytest.mark.parametrize("kind", ["small", "with a cause"])
+def test_a_plan_of_many_messages_beside_a_bare_reader(
+    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure], kind: str
 ) -> None:
-    provisioned = buried(provision_policy, 2 * MESSAGES)
-    job = replace(job_of(provisioned), dry_run=True)
-    read, counted = [], []
-    for _ in range(TRIALS + 1):
-        read.append(2 * MESSAGES / _seconds(lambda: read_all(provisioned, 2 * MESSAGES)))
-        took = _seconds(lambda: runs.preview(job, Spark(spark, job), Notes()))
-        counted.append(2 * MESSAGES / took)
-    name = "dry run of everything"
-    figures += [
-        Figure(name, "bare reader", statistics.median(read[1:]), "messages/s"),
-        Figure(name, "dry run", statistics.median(counted[1:]), "messages/s"),
-        Figure(name, "ratio", _ratio(counted[1:], read[1:]), "of bare", at_least=0.8),
-    ]
-
-
-def test_the_first_counts_of_a_dry_run_of_many_messages(
-    provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
-) -> None:
+    """Count the causes of many dead letters, as `causes --all` does in the cluster."""
+    properties = DEAD_LETTER if kind == "with a cause" else {}
+    # Warm up: imports of the workers, and the broker's compiled code.
+    planned(spark, buried(provision_policy, 2 * RANGE_ENTRIES, properties), 2 * RANGE_ENTRIES)
     count = SELECTIVE[-1]
-    provisioned = buried(provision_policy, count)
-    job = replace(job_of(provisioned), dry_run=True)
-    # Warm up: Spark ends workers that were idle for a minute.
-    warm = replace(job_of(buried(provision_policy, 2 * RANGE_ENTRIES)), dry_run=True)
-    runs.preview(warm, Spark(spark, warm), Notes())
-    engine, notes = Spark(spark, job), Timed()
-    start = time.perf_counter()
-    plan = runs.preview(job, engine, notes)
-    took, first = time.perf_counter() - start, notes.first - start
-    assert plan.account.scanned == count
-    share = took * engine.slots * RANGE_ENTRIES / count
-    assert 0 < notes.scans[0].messages < count / 10
-    name = f"dry run of {count:,}"
+    provisioned = buried(provision_policy, count, properties)
+    read, counted, firsts = [], [], []
+    for _ in range(PAIRS):
+        read.append(count / _seconds(lambda: read_all(provisioned, count)))
+        rate, first = planned(spark, provisioned, count)
+        counted.append(rate)
+        firsts.append(first)
+    name = f"plan of {count:,}, {kind}"
     figures += [
-        Figure(name, "all counts", took, "s"),
-        Figure(name, "first counts", first, "s"),
-        Figure(name, "first counts, without the first scans", first - share, "s", at_most=1.0),
+        Figure(name, "bare reader", statistics.median(read), "messages/s"),
+        Figure(name, "plan", statistics.median(counted), "messages/s"),
+        Figure(name, "ratio", _ratio(counted, read), "of bare", at_least=0.8),
+        Figure(
+            name,
+            "first counts, without the first scans",
+            statistics.median(firsts),
+            "s",
+            at_most=1.0,
+        ),
     ]
 
 
@@ -159,11 +176,29 @@ def test_a_selective_replay_of_many_messages(
     ]
 
 
-def buried(provision_policy: ProvisionPolicy, count: int) -> Any:  # noqa: ANN401 - see conftest
+def buried(
+    provision_policy: ProvisionPolicy, count: int, properties: Mapping[str, str] | None = None
+) -> Any:  # noqa: ANN401 - see conftest
     """Return a new policy with *count* dead letters."""
     provisioned = provision_policy(topic=f"orders-{secrets.token_hex(4)}")
-    provisioned.bury_many(count)
+    provisioned.bury_many(count, more=properties or {})
     return provisioned
+
+
+def planned(
+    spark: SparkSession,
+    provisioned: Any,  # noqa: ANN401 - see conftest
+    count: int,
+) -> tuple[float, float]:
+    """Plan a Replay; return the messages per second, and the seconds until the first counts."""
+    job = replace(job_of(provisioned), dry_run=True)
+    engine, notes = Spark(spark, job), Timed()
+    start = time.perf_counter()
+    plan = runs.preview(job, engine, notes)
+    took = time.perf_counter() - start
+    assert sum(figures.messages for figures in plan.causes.values()) == count
+    assert notes.scans[0].messages > 0
+    return count / took, notes.first - start - took * engine.slots * RANGE_ENTRIES / count
 
 
 def moved_by(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pulsar
@@ -86,14 +87,18 @@ class ProvisionedPolicy:
         self,
         count: int,
         first: int = 0,
+        more: Mapping[str, str] = MappingProxyType({}),
         **sent: Any,  # noqa: ANN401 - as the client takes it
     ) -> None:
-        """Lay *count* small messages, whose ids are their numbers, from *first* on."""
+        """Lay *count* small messages, whose ids are their numbers, from *first* on.
+
+        *more* are further properties of each.
+        """
         options = {"batching_enabled": False, "block_if_queue_full": True, **sent}
         producer = self.client.create_producer(str(self.policy.dead_letter_topic), **options)
         results: list[pulsar.Result] = []
         for number in range(first, first + count):
-            properties = {"id": f"{number:07}"}
+            properties = {"id": f"{number:07}", **more}
             producer.send_async(b"order", lambda r, _: results.append(r), properties=properties)
         producer.flush()
         producer.close()
