@@ -12,7 +12,7 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pulsar
 
@@ -73,13 +73,13 @@ def _answer_of(
         return None
     if answer is None:
         return None
-    if not isinstance(answer, str):
+    if not issubclass(type(answer), str):  # `isinstance` reads __class__, which may raise
         _log.error(
             "the %s rule of an outage breaker must return a string or None; got %s; correct it",
             name, type(answer).__name__,
         )  # fmt: skip
         return None
-    return answer.encode("utf-8", "replace").decode()
+    return str.encode(cast("str", answer), "utf-8", "replace").decode()
 
 
 class OutageBreaker(Middleware):

@@ -363,7 +363,12 @@ def returning(value: object) -> Callable[[object], Any]:
     return lambda _: value
 
 
-BROKEN_RULES = [not_utf8, *map(returning, (None, 3, [], {}, b"north", asyncio.sleep))]
+def broken(_: object) -> type:
+    raise OSError
+
+
+HOSTILE = type("Hostile", (), {"__class__": property(broken)})()
+BROKEN_RULES = [not_utf8, *map(returning, (None, 3, [], {}, b"north", asyncio.sleep, HOSTILE))]
 
 
 @pytest.mark.parametrize("rule", BROKEN_RULES)
