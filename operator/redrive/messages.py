@@ -13,7 +13,8 @@ decoded.
 before the payload. Names, values and keys are base64 of the producer's bytes. `delivery` uses it
 for dead letters; docs/reference/properties.md documents the form for users:
 
-    {"properties": [[name, value], …], "key": …, "orderingKey": …, "null": true}
+    {"properties": [[name, value], …], "key": …, "orderingKey": …, "null": true,
+     "encryption": …}
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class SchemaError(NotCopyableError):
     """A message cannot be sent with its schema; it was not stored."""
 
     reason = "Schema"
+
+
+UNDECRYPTABLE = "Undecryptable"
+"""Reason of an entry that can't be decrypted, and takes the permits of each consumer."""
 
 
 def partition_key(message: pulsar.Message) -> str:
@@ -262,8 +267,29 @@ class Encoded(NamedTuple):
     prefix: bytes
 
 
+def encryption_of(message: pulsar.Message) -> dict[str, object]:
+    """Return all that is needed to decrypt *message*, which was not decrypted."""
+    context = message.encryption_context()
+    keys = context.keys()
+    return {
+        "keys": [
+            [_text(functools.partial(getattr, key, "key")), _base64(key.value)] for key in keys
+        ],
+        "algorithm": _text(context.algorithm),
+        "param": _base64(context.param()),
+        "compression": int(context.compression_type()),
+        "uncompressedSize": context.uncompressed_message_size(),
+        "batchSize": context.batch_size(),
+    }
+
+
 def encode(
-    properties: Mapping[bytes, bytes], keys: Mapping[str, str], *, everything: bool, null: bool
+    properties: Mapping[bytes, bytes],
+    keys: Mapping[str, str],
+    *,
+    everything: bool,
+    null: bool,
+    encryption: Mapping[str, object],
 ) -> Encoded:
     """Encode parts that are not text.
 
@@ -272,6 +298,7 @@ def encode(
         keys: keys to encode, by `key` and `orderingKey`.
         everything: True encodes all properties, which are too large together.
         null: True if the message has no payload.
+        encryption: as of `encryption_of`.
     """
     texts: dict[str, str] = {}
     parts: dict[str, object] = {}
@@ -288,6 +315,8 @@ def encode(
     if encoded:
         parts["properties"] = encoded
     parts |= {name: _base64(key.encode()) for name, key in keys.items()}
+    if encryption:
+        parts["encryption"] = encryption
     written = json.dumps(parts)
     if not parts or len(written) <= MAX_PROPERTY:
         return Encoded(texts | ({ENCODED: written} if parts else {}), b"")

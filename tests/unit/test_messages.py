@@ -91,7 +91,7 @@ def test_encoded_parts_beyond_a_property_precede_the_payload(more: int, *, prefi
     frame = len(json.dumps({"properties": [[AS_BASE64, ""], [AS_BASE64 * 2, ""]]}))
     value = b"v" * ((MAX_PROPERTY - frame) // 4 * 3 + more)
     written = {NO_TEXT: b"", NO_TEXT * 2: value, b"plain": b"text"}
-    properties, prefix = encode(written, {}, everything=False, null=False)
+    properties, prefix = encode(written, {}, everything=False, null=False, encryption={})
     assert properties.pop("plain") == "text"
     parts = prefix if prefixed else properties.pop(ENCODED).encode()
     assert properties == ({PAYLOAD_PREFIX: f"{len(prefix)}"} if prefixed else {})

@@ -71,6 +71,8 @@ _log = logging.getLogger(__name__)
 Place = tuple[int, int, int]
 """The id of a message: ledger, entry, and the index in a batch or -1."""
 
+_NONE: Place = (-1, -1, -1)
+
 Run = tuple[tuple[int, int], int]
 """Settled messages of an entry, or of a block of entries without batches, as bits of a number."""
 
@@ -155,6 +157,12 @@ class Arrivals:
         For some seconds after that it is the same moment: what is delivered then may be a copy.
         """
         return self._connected_before(self._monotonic())
+
+    @property
+    def highest(self) -> Place:
+        """Return the highest id of a topic without partitions."""
+        partition = self._partitions.get(-1)
+        return _NONE if partition is None else partition.highest
 
     def note_connection(self, *, connected: bool) -> None:
         """Note whether the topic has a connection; called about each second."""
@@ -253,8 +261,7 @@ class _Partition:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.highest: Place = (-1, -1, -1)
-        self.last: Place = (-1, -1, -1)
+        self.highest = self.last = _NONE
         self.received = 0
         self.next_mark = 0
         self.delivered_after = 0.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from redrive.delivery.parts import (
     SystemClock,
     for_consumer,
 )
+from redrive.delivery.renewal import Renewal
 from redrive.delivery.reporting import OutageProducer
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.model import Policy, SubscriptionType
@@ -55,7 +57,7 @@ class ClientConnection(BrokerConnection):
         return Parts(
             self.clock,
             subscribed.consumers,
-            Fetcher(list(subscribed.consumers.values()), subscribed.arrivals),
+            Fetcher(list(subscribed.consumers.values()), subscribed.arrivals, subscribed.renewals),
             Producers(self.client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             operator.methodcaller("until_stopped"),
@@ -111,11 +113,13 @@ class Subscribed(NamedTuple):
 
     Attributes:
         arrivals: of each consumer.
+        renewals: of each consumer.
         behind: see `Parts`.
     """
 
     consumers: dict[TopicName, pulsar.Consumer]
     arrivals: list[Arrivals]
+    renewals: list[Renewal]
     behind: int
 
 
@@ -170,7 +174,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
             "honours delays on no such subscription may deliver them at once",
             policy.topic, policy.subscription_type,
         )  # fmt: skip
-    consumers, arrivals, behind = {}, list[Arrivals](), 0
+    consumers, arrivals, renewals, behind = {}, list[Arrivals](), list[Renewal](), 0
     bursts = subscribing.prefetch >= _LEAST_BURSTS * BURST
     # A burst waits in the consumer, in addition to the queue.
     waiting = subscribing.prefetch - BURST if bursts else subscribing.prefetch
@@ -183,31 +187,57 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
                 "negative_ack_redelivery_delay_ms": subscribing.nack_delay
                 // timedelta(milliseconds=1),
                 "schema": subscribing.schema,
+                "max_pending_chunked_message": MAX_PENDING_CHUNKED,
+                "batch_receive_policy": _BURSTS if bursts else None,
                 **for_consumer(subscribing.crypto),
             }
             with _refusals_explained(topic, policy.subscription):
                 partitions = client.get_topic_partitions(str(topic))
                 most = max(waiting, _LEAST_PER_PARTITION * len(partitions))
-                consumers[topic] = client.subscribe(
-                    str(topic),
-                    policy.subscription,
-                    receiver_queue_size=waiting,
-                    max_pending_chunked_message=MAX_PENDING_CHUNKED,
-                    max_total_receiver_queue_size_across_partitions=most,
-                    batch_receive_policy=_BURSTS if bursts else None,
-                    **options,
-                )
+                open_with = _permitting(
+                    functools.partial(client.subscribe, str(topic), policy.subscription, **options),
+                    waiting, most,
+                )  # fmt: skip
+                consumers[topic] = open_with(0)
             undo.callback(consumers[topic].close)
+            queue = min(waiting, most // len(partitions))
             partitioned = partitions != [str(topic)]
-            queue = min(waiting, most // len(partitions)) if partitioned else 0
             early = EarlyRetries(SystemClock()) if topic == policy.retry_topic else None
-            arrivals.append(Arrivals(str(topic), queue, in_bursts=bursts, early=early))
+            arriving = Arrivals(
+                str(topic), queue if partitioned else 0, in_bursts=bursts, early=early
+            )
+            arrivals.append(arriving)
+            renewals.append(Renewal(
+                consumers[topic], arriving,
+                open_with if partitioned else functools.partial(open_with, **_UNDECRYPTED),
+                overlaps=policy.subscription_types[topic].honours_delays,
+                takes_turns=kind is pulsar.ConsumerType.Failover, permits=queue,
+            ))  # fmt: skip
             if partitioned:
                 behind += _QUEUES_FULL * max(
                     most, min(LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)
                 )
         undo.pop_all()
-    return Subscribed(consumers, arrivals, behind)
+    return Subscribed(consumers, arrivals, renewals, behind)
+
+
+_UNDECRYPTED = {"crypto_failure_action": pulsar.ConsumerCryptoFailureAction.CONSUME}
+"""Not with partitions: the client would queue a call for each message that the entry states."""
+
+
+def _permitting(
+    subscribe: Callable[..., pulsar.Consumer], waiting: int, most: int
+) -> Callable[..., pulsar.Consumer]:
+    """Return a function that subscribes with so many further permits."""
+
+    def with_added(added: int, **more: object) -> pulsar.Consumer:
+        return subscribe(
+            receiver_queue_size=waiting + added,
+            max_total_receiver_queue_size_across_partitions=most + added,
+            **more,
+        )
+
+    return with_added
 
 
 def _told(policy: Policy) -> dict[str, str]:

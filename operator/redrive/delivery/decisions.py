@@ -23,6 +23,7 @@ from redrive.delivery.middleware.chain import Decide, Failure, Redeliver, RetryI
 from redrive.delivery.parts import Clock
 from redrive.errors import class_name
 from redrive.messages import (
+    UNDECRYPTABLE,
     NotCopyableError,
     NotSentError,
     message_id_text,
@@ -222,6 +223,18 @@ class Decisions:
         """Dead-letter a poison message, which kills its consumers."""
         failure = self._failure(message, error, raised=True)
         return _end(message, failure, DeadReason.CONSUMER_CRASH, failure.attempt.number)
+
+    def undecryptable(self, message: pulsar.Message, messages: int) -> Settlement:
+        """Dead-letter an entry that takes the permits of so many messages each time; encoded."""
+        error = NotCopyableError(
+            "an entry can't be decrypted, and states more messages than clients put in a batch",
+            got=messages,
+            remedy="find its producer; no client writes it by default",
+            reason=UNDECRYPTABLE,
+        )
+        failure = self._failure(message, error, raised=False)
+        failure = failure._replace(not_copied=frozenset({error.reason}))
+        return _end(message, failure, DeadReason.NOT_COPYABLE, failure.attempt.number)
 
     def follows(self, message: pulsar.Message) -> Settlement:
         """Dead-letter *message*, which was not handled: one before it with its key is dead."""

@@ -36,6 +36,7 @@ from redrive.delivery.concurrency import (
     all_within,
 )
 from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.renewal import ConnectionWatch, Renewal
 from redrive.errors import RedriveError
 
 _LINGER_MS = 20
@@ -71,10 +72,14 @@ class Fetcher:
 
     Args:
         arrivals: those of each consumer; none for readers, to which nothing is delivered again.
+        renewals: likewise.
     """
 
     def __init__(
-        self, consumers: Sequence[pulsar.Consumer], arrivals: Sequence[Arrivals] = ()
+        self,
+        consumers: Sequence[pulsar.Consumer],
+        arrivals: Sequence[Arrivals] = (),
+        renewals: Sequence[Renewal] = (),
     ) -> None:
         # Wakes a taker, which wakes the next if there may be more.
         self._waking = SignalSafeToken()
@@ -92,8 +97,8 @@ class Fetcher:
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._owner = OwnerProcess("consumer")
         self._topics = [
-            TopicFetcher(consumer, arriving, self)
-            for consumer, arriving in itertools.zip_longest(consumers, arrivals)
+            TopicFetcher(consumer, arriving, self, renewal)
+            for consumer, arriving, renewal in itertools.zip_longest(consumers, arrivals, renewals)
         ]
         atexit.register(self._close_at_exit)
 
@@ -158,10 +163,17 @@ class Fetcher:
         for topic in self._topics:
             topic.watches.append(ConnectionWatch(topic.name, seconds, report).check)
 
-    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
+    def recover(
+        self,
+        may: Callable[[], bool],
+        recovered: Callable[[str], None],
+        remove: Callable[[pulsar.Message, int], None],
+    ) -> None:
         """Have messages that the client has dropped delivered again; see `TopicFetcher`."""
         for topic in self._topics:
             topic.may_recover, topic.recovered = may, recovered
+            if topic.renewal is not None:
+                topic.renewal.remove = remove
 
     def watch_clock(self, report: Callable[[str, float], None]) -> None:
         """Call *report* from a thread if this clock is ahead; see `TopicFetcher.clock_ahead`."""
@@ -342,45 +354,13 @@ delivery has the client begin an incomplete set of chunks again or drop it, in t
 cycles it keeps the set for the longest time, within which it acknowledges it."""
 
 
-class ConnectionWatch:
-    """Reports a lost connection of one topic after some time, and its return. For one thread.
-
-    Args:
-        seconds: a connection that is lost for a shorter time is not reported.
-        report: called with the name of the topic, with True if it is connected again, and with the
-            seconds without a connection.
-    """
-
-    def __init__(
-        self, topic: str, seconds: float, report: Callable[[str, bool, float], None]
-    ) -> None:
-        self._topic = topic
-        self._seconds = seconds
-        self._report = report
-        self._since: float | None = None
-        self._reported = False
-
-    def check(self, *, connected: bool) -> None:
-        """Report a change, if there is one to report."""
-        if self._since is None:
-            self._since = None if connected else time.monotonic()
-            return
-        seconds = time.monotonic() - self._since
-        if connected:
-            if self._reported:
-                self._report(self._topic, True, seconds)  # noqa: FBT003
-            self._since, self._reported = None, False
-        elif seconds >= self._seconds and not self._reported:
-            self._reported = True
-            self._report(self._topic, False, seconds)  # noqa: FBT003
-
-
 class TopicFetcher:
     """One subscription, whose *consumer* it owns. It flows once its thread has said so.
 
     Args:
         arrivals: None for a reader, to which nothing is delivered again.
         fetcher: the thread and takers report changes to it.
+        renewal: of the subscription; None for a reader.
 
     Attributes:
         watches: called about each second with the state of the connection.
@@ -395,10 +375,13 @@ class TopicFetcher:
         consumer: pulsar.Consumer,
         arrivals: Arrivals | None,
         fetcher: Fetcher,
+        renewal: Renewal | None = None,
     ) -> None:
         self._consumer = consumer
+        self.renewal = renewal
         self.arrivals = arrivals
         self.early = None if arrivals is None else arrivals.early
+        self._keeps = None if self.early is None else self._keeps_early
         self._fetcher = fetcher
         self._receiving_burst = threading.Lock()
         self._fast = False
@@ -467,11 +450,16 @@ class TopicFetcher:
                 if burst:
                     arrivals.burst(burst)
                     self.handed_over.extend(
-                        burst if self.early is None else itertools.filterfalse(self._keeps, burst)
+                        burst if self._keeps is None else itertools.filterfalse(self._keeps, burst)
                     )
             return self.handed_over.popleft() if self.handed_over else None
 
-    def _keeps(self, message: pulsar.Message) -> bool:
+    def _withholds(self, message: pulsar.Message) -> bool:
+        """Keep *message* also if it can't be decrypted: a renewed consumer gets such messages."""
+        withheld = self.renewal is not None and self.renewal.withholds(message)
+        return withheld or self._keeps_early(message)
+
+    def _keeps_early(self, message: pulsar.Message) -> bool:
         """Keep *message* if it came before its time, and have it handed out then."""
         if self.early is None or not (seconds := self.early.seconds_left(message)):
             return False
@@ -499,7 +487,7 @@ class TopicFetcher:
                 came_fast = now - self._alone_since < _FAST_SECONDS
                 self._fast = came_fast or self._alone >= self._try_after
                 self._alone_since = now
-        return None if self._keeps(message) else message
+        return None if self._keeps is not None and self._keeps(message) else message
 
     def leave_to_thread(self) -> None:
         """Have the thread wait for the next message: no other takes until it calls *flows*."""
@@ -548,7 +536,7 @@ class TopicFetcher:
     def _receive(self) -> pulsar.Message:
         # Never without a timeout: the client forgets a receive that begins while it closes.
         self._recover_at = max(self._recover_at, time.monotonic() + _RECOVER_AFTER_SECONDS[0])
-        recovering = settled = False
+        recovering, settled, renewal = False, False, self.renewal
         while not self._closing:  # which takes long where the broker doesn't answer
             if self.early is not None and not self.early.wait_for_room(_POLL_MS / 1_000):
                 self._check_connection()
@@ -560,21 +548,35 @@ class TopicFetcher:
                 if message is None:
                     settled = False
                     continue
-                if recovering and message.redelivery_count():
+                renewed = renewal is not None and renewal.had_effect()
+                if recovering and (renewed or message.redelivery_count()):
                     self._pauses, self._recover_at = _pauses(), 0.0
                     self.recovered(self.name)
                 if time.monotonic() - began >= _WAITED_SECONDS:
                     self._check_clock(message)
                 return message
             self._check_connection()
-            due = time.monotonic() >= self._recover_at and not self.early and self.may_recover()
+            is_short = renewal is not None and renewal.is_short
+            is_time = is_short or time.monotonic() >= self._recover_at
+            due = is_time and not self.early and self.may_recover()
             # One poll after all was settled: the client sends acknowledgements 0.1 s late, and the
             # broker would deliver these messages to other consumers.
             if due and settled:
-                self._consumer.redeliver_unacknowledged_messages()
+                self._deliver_again()
                 self._recover_at, recovering = time.monotonic() + next(self._pauses), True
             settled = due
         raise pulsar.AlreadyClosed
+
+    def _deliver_again(self) -> None:
+        """Have all that is unsettled delivered again, to a new consumer if this one lacks permits.
+
+        This thread alone takes messages, so none is taken meanwhile.
+        """
+        if self.renewal is not None and self.connected and self.renewal.is_due():
+            self._keeps = self._withholds
+            self.renewal.renew(lambda: self._closing, self._check_connection)
+        else:
+            self._consumer.redeliver_unacknowledged_messages()
 
     def _check_clock(self, message: pulsar.Message) -> None:
         if self.early is None or message.redelivery_count():

@@ -20,7 +20,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -44,11 +44,13 @@ from redrive.delivery.parts import Crypto, Outgoing, for_producer
 from redrive.delivery.sender import BYTES_PER_SECOND, PartitionSender, open_producer
 from redrive.messages import (
     BYTES,
+    UNDECRYPTABLE,
     NotCopyableError,
     NotSentError,
     TooBigError,
     WriterSchemas,
     encode,
+    encryption_of,
     message_id_text,
     ordering_key,
     partition_key,
@@ -79,7 +81,7 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
             NOT_COPIED: ",".join(sorted(failure.not_copied)),
             SOURCE_MESSAGE_ID: message_id_text(message),
         }
-        message, texts = _encoded(message, too_big=TooBigError.reason in failure.not_copied)
+        message, texts = _encoded(message, failure.not_copied)
         marks |= {name: texts[name] for name in (ENCODED, PAYLOAD_PREFIX) if name in texts}
     else:
         texts = _properties(message)
@@ -149,13 +151,18 @@ class _EncodedMessage:
         return getattr(self._original, name)
 
 
-def _encoded(message: pulsar.Message, *, too_big: bool) -> tuple[pulsar.Message, dict[str, str]]:
+def _encoded(
+    message: pulsar.Message, reasons: Container[str]
+) -> tuple[pulsar.Message, dict[str, str]]:
     """Return the content of the dead letter of *message*, and its properties."""
+    too_big = TooBigError.reason in reasons
+    encryption = encryption_of(message) if UNDECRYPTABLE in reasons else {}
     keys = {_KEY: partition_key(message), _ORDERING_KEY: ordering_key(message)}
     large = {name: key for name, key in keys.items() if too_big and len(key) > _MAX_KEY}
     encoded = encode(
-        raw_properties(message), large, everything=too_big, null=message.has_null_value()
-    )
+        raw_properties(message), large, everything=too_big, null=message.has_null_value(),
+        encryption=encryption,
+    )  # fmt: skip
     content = _EncodedMessage(message, encoded.prefix, large)
     return cast("pulsar.Message", content), encoded.properties
 

@@ -81,8 +81,17 @@ class Incoming(Protocol):
     def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
         """Report each connection that is lost for so many *seconds*, and its recovery."""
 
-    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
-        """Request the redelivery of messages that the client has dropped, when it *may*."""
+    def recover(
+        self,
+        may: Callable[[], bool],
+        recovered: Callable[[str], None],
+        remove: Callable[[pulsar.Message, int], None],
+    ) -> None:
+        """Request the redelivery of messages that the client has dropped, when it *may*.
+
+        Args:
+            remove: settles an entry that can't be decrypted, and states so many messages.
+        """
 
     def watch_clock(self, report: Callable[[str, float], None]) -> None:
         """Report that the clock of this host is ahead of the broker's; see `EarlyRetries`."""

@@ -140,7 +140,7 @@ class Processor:
         self.acknowledge: Acknowledge = succeed or self._settle_done
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
-        parts.incoming.recover(self._may_recover, reporting.recovered)
+        parts.incoming.recover(self._may_recover, reporting.recovered, self._remove)
         parts.incoming.watch_clock(reporting.clock_ahead)
 
     @property
@@ -280,6 +280,16 @@ class Processor:
     def _may_recover(self) -> bool:
         waits = self.parts.clock.monotonic() < self._nacked_until
         return not waits and self._in_flight.may_redeliver()
+
+    def _remove(self, message: pulsar.Message, messages: int) -> None:
+        """Dead-letter an entry in a thread that no exception of a middleware may end."""
+        if not self._in_flight.begin(message):
+            return
+        try:
+            self.settle(self.decisions.undecryptable(message, messages))
+        except Exception:  # noqa: BLE001 - of a middleware
+            _log.exception("entry %s was not removed", id_text(message.message_id()))
+            self._in_flight.let_go(message)
 
     def _tell_broker(self, message: pulsar.Message) -> None:
         self._subscriptions[message.topic_name()].acknowledge(message)

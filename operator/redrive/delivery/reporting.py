@@ -376,9 +376,9 @@ class Reporting(Middleware):
         self._events.report(event, CONNECTION_TEXTS[name], topic, seconds)
 
     def recovered(self, topic: str) -> None:
-        """Report that messages of *topic* came at last whose chunks the client had dropped."""
+        """Report that messages of *topic* came at last that the client had dropped or held up."""
         event = replace(self._of_no_message(Name.RECOVERED), topic=topic)
-        text = "messages of %s came again that the client had dropped, as it put chunks together"
+        text = "messages of %s came that the client had dropped with their chunks, or not permitted"
         self._events.report(event, text, topic)
 
     def clock_ahead(self, topic: str, seconds: float) -> None:

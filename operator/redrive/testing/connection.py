@@ -303,7 +303,12 @@ class _Incoming:
     def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
         """No connection is ever lost."""
 
-    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
+    def recover(
+        self,
+        may: Callable[[], bool],
+        recovered: Callable[[str], None],
+        remove: Callable[[pulsar.Message, int], None],
+    ) -> None:
         """Nothing is ever dropped."""
 
     def watch_clock(self, report: Callable[[str, float], None]) -> None:

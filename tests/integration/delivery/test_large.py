@@ -207,7 +207,7 @@ def test_message_settled_just_now_is_not_recovered(
         checks.append(None)
         return True
 
-    fetching.recover(may_recover, lambda _: None)
+    fetching.recover(may_recover, lambda _: None, lambda *_: None)
     assert fetching.take(0) is None
     wait_until(lambda: len(checks) > 3)
     with pytest.raises(pulsar.Timeout):
