@@ -50,6 +50,8 @@ CALL_SECONDS = 10.0
 MAX_FRAME = 2**18
 MAX_ADDRESSES = 4
 MAX_HEADER = 2**16
+MAX_FRAMES = 16
+"""Maximum frames before the answer to a call: their parsing blocks the event loop."""
 MAX_MASTERS = 64
 MAX_QUEUES = 1_024
 _MAX_OFFSET = 2**63 - 1
@@ -409,12 +411,13 @@ class _Link:
             header |= {"opaque": number, "extFields": fields, "serializeTypeCurrentRPC": "JSON"}
             self._writer.write(_frame(json.dumps(header).encode(), body))
             await self._writer.drain()
-            while True:  # until the time-out: a server may send calls of its own
+            for _ in range(MAX_FRAMES):  # a server may send calls of its own
                 answer, content = await self._read()
                 if answer.get("opaque") == number and _is_answer(answer):
                     extra = answer.get("extFields")
                     kept = RocketMQReply(extra if isinstance(extra, dict) else {}, content)
                     return answer["code"], str(answer.get("remark") or ""), kept
+            raise ConnectionError("no answer among many frames")
 
     async def _read(self) -> tuple[Mapping[str, Any], bytes]:
         length = int.from_bytes(await self._reader.readexactly(4), "big")

@@ -16,7 +16,7 @@ import trustme
 from redrive.admin.access import Access, tls_context
 from redrive.admin.errors import AdminError
 from redrive.admin.guards import Fence
-from redrive.admin.rocketmq import MAX_FRAME, Master, RocketMQAdmin
+from redrive.admin.rocketmq import MAX_FRAME, MAX_FRAMES, Master, RocketMQAdmin
 from redrive.errors import RedriveError
 from redrive.reasons import Reason
 
@@ -132,6 +132,14 @@ async def test_calls_of_the_server_are_skipped() -> None:
         RocketMQAdmin([address], Access()).session() as session,
     ):
         assert len(await session.masters()) == 1
+
+
+async def test_frames_before_the_answer_are_limited() -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        number = header["opaque"]
+        return MAX_FRAMES * frame(opaque=number, flag=0) + frame(listing("a:1"), opaque=number)
+
+    assert (await refusal(answer)).reason is Reason.BROKER_UNREACHABLE
 
 
 @pytest.mark.parametrize(
