@@ -42,6 +42,6 @@ def test_the_quick_start_leads_from_nothing_to_a_replay_and_back(user: User, nod
     assert log.count("cannot handle bad") == 4
     assert "Completed" in shown["7. Replay"].splitlines()[-1]
     *_, last = shown["8. Remove it"].splitlines()
-    assert last.endswith('"inspections.redrive.io" deleted')
+    assert last.endswith('"rocketmqretrypolicies.redrive.io" deleted')
     assert left_in(node, "redrive-system") == set()
     assert "redrive.io" not in node.kubectl("get", "crds", "--output=name")
