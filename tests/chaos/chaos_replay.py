@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 
 ProvisionPolicy = Callable[..., Any]
 PARTS = {"driver": LOCAL, "worker": LOCAL, "jvm": LOCAL, "executor": CLUSTER}
-PARTS_OF_A_JOB = ("driver", "child")
+PARTS_OF_A_JOB = ("driver", "child", "node")
 STOPPED_SECONDS = 40.0
 """Longer than the client's time-outs of a receipt and of a send."""
 RUN_SECONDS = 15
@@ -40,9 +40,9 @@ RUN_SECONDS = 15
 BURIED_AT_ONCE = 10_000
 
 
-def kill(part: str) -> Callable[[Scene], None]:
+def kill(part: str, number: signal.Signals = signal.SIGKILL) -> Callable[[Scene], None]:
     def fault(scene: Scene) -> None:
-        scene.kill(part)
+        scene.kill(part, number)
         scene.finish()
 
     return fault
@@ -55,8 +55,20 @@ def stop(part: str) -> Callable[[Scene], None]:
         time.sleep(STOPPED_SECONDS if part in {"worker", "child"} else 0)
         scene.finish()
         scene.run.send(part, signal.SIGCONT)
-        assert scene.run.wait() != 0
-        assert "another run has taken over the ledger" in scene.run.log.read_text()
+        scene.is_fenced()
+        scene.check()
+
+    return fault
+
+
+def overtake(master: str) -> Callable[[Scene], None]:
+    """Have a Replay by another engine move at the same time, as by the operator of a copy."""
+
+    def fault(scene: Scene) -> None:
+        scene.run.send("node", signal.SIGSTOP)  # so that it has not ended before the other begins
+        with scene.overtaken(master):
+            scene.run.send("node", signal.SIGCONT)
+        scene.is_fenced()
         scene.check()
 
     return fault
@@ -129,6 +141,8 @@ def limit_sizes(scene: Scene) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
     **{f"killed {part}": (master, kill(part)) for part, master in PARTS.items()},
     **{f"stopped {part}": (master, stop(part)) for part, master in PARTS.items()},
+    # As by an eviction, after the delay of the entrypoint.
+    "evicted driver": (LOCAL, kill("jvm", signal.SIGTERM)),
     "killed broker": (LOCAL, kill_broker),
     "stopped broker": (LOCAL, stop_broker),
     "unloaded topics": (LOCAL, unload),
@@ -137,6 +151,8 @@ FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
     "sizes limited": (LOCAL, limit_sizes),
     **{f"killed {part} of a Job": (JOB, kill(part)) for part in PARTS_OF_A_JOB},
     **{f"stopped {part} of a Job": (JOB, stop(part)) for part in PARTS_OF_A_JOB},
+    "evicted driver of a Job": (JOB, kill("driver", signal.SIGTERM)),
+    "overtaken by Spark": (JOB, overtake(LOCAL)),
     "killed broker, by a Job": (JOB, kill_broker),
     "unloaded topics, by a Job": (JOB, unload),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from sandbox.sandbox import Sandbox
 from tests.support import spark_runs
 from tests.support.local_runs import EverySecond, Notes, job_of, numbers, selecting
 from tests.support.spark_runs import LOCAL, SparkRun
+from tests.support.waiting import wait_until
 
 SURVIVED = {"worker", "executor", "child"}
 """The parts that Spark or the driver replaces."""
@@ -69,13 +72,28 @@ class Scene:
         """Wait for the end of the run, and check its account in the ledger."""
         self._complete(self.run, self.job.uid)
 
-    def kill(self, part: str) -> None:
-        """Kill a part of the run, and wait for its end; check the account if the run survives."""
-        self.run.send(part, signal.SIGKILL)
+    def kill(self, part: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End a part of the run, and wait for its end; check the account if the run survives."""
+        self.run.send(part, number)
         if part in SURVIVED:
             self.complete()
         else:
             assert self.run.wait() != 0
+
+    def is_fenced(self) -> None:
+        """Check that the run ends because another one owns the ledger."""
+        assert self.run.wait() != 0
+        assert "another run has taken over the ledger" in self.run.log.read_text()
+
+    @contextmanager
+    def overtaken(self, master: str) -> Iterator[None]:
+        """Have *master* run everything that is left, from its first record until its end."""
+        before = spark_runs.records(self.provisioned).owner
+        job = dataclasses.replace(job_of(self.provisioned), rate_limit=self.job.rate_limit)
+        with spark_runs.spark_run(job, master, self.folder) as other:
+            wait_until(lambda: spark_runs.records(self.provisioned).owner != before)
+            yield
+            self._complete(other, job.uid)
 
     def finish(self) -> None:
         """Run the Replays after the fault, the last one of everything."""

@@ -203,11 +203,12 @@ class Shop:
             producer.send(b"order", properties=properties)
         client.close()
 
-    def replayed(self) -> list[str]:
-        """Return the cause of each message in the retry topic, in alphabetical order."""
+    def replayed(self, topic: TopicName | None = None) -> list[str]:
+        """Return the cause of each message in the retry topic, or another one, in order."""
         client = self.client()
         causes: dict[str, list[str]] = {}
-        for message in drain(self.sandbox.pulsar, client, self.policy.retry_topic, "fulfilment"):
+        topic = topic or self.policy.retry_topic
+        for message in drain(self.sandbox.pulsar, client, topic, "fulfilment"):
             properties = message.properties()
             causes.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
         client.close()

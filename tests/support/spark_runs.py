@@ -66,13 +66,16 @@ class SparkRun:
     log: Path
 
     def part(self, name: str) -> list[psutil.Process]:
-        """Return the processes of a part: `driver`, `jvm`, `executor`, `worker` or `child`.
+        """Return the processes of a part.
 
         Args:
-            name: there may be two executors, and a worker or child for each task.
+            name: `driver`, `jvm`, `executor`, `worker`, `child` or `node`, which has all of them.
+                There may be two executors, and a worker or child for each task.
         """
         if name == "driver":
             return [self.driver]
+        if name == "node":
+            return [self.driver, *self.driver.children(recursive=True)]
         processes = [
             process for process in self.driver.children(recursive=True) if _is(name, process)
         ]
@@ -80,10 +83,12 @@ class SparkRun:
         return processes
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Send a signal: one executor, worker or child gets SIGKILL, all of them SIGSTOP."""
+        """Send a signal: one executor, worker or child gets SIGKILL, all of them any other."""
         processes = self.part(name)
-        for process in processes[:1] if number is signal.SIGKILL else processes:
-            process.send_signal(number)
+        one = number is signal.SIGKILL and name != "node"
+        for process in processes[:1] if one else processes:
+            with suppress(psutil.NoSuchProcess):  # it ended with one before it
+                process.send_signal(number)
 
     def is_running(self) -> bool:
         """Return True if the run has not ended."""
