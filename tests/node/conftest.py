@@ -8,11 +8,14 @@ objects are removed at the end. The settings are environment variables:
   `kind load image-archive`; the path of an archive is added to it;
 - `REDRIVE_NODE_HOST`: the address of this machine, as pods reach it; by default that of its route;
 - `REDRIVE_NODE_SPARK=installed`: the cluster has a Spark operator, which serves the namespace
-  `shop`. Otherwise the stand-in of the sandbox is installed, by the command for Kubeflow's.
+  `shop`. Otherwise the stand-in of the sandbox is installed, by the command for Kubeflow's;
+- `REDRIVE_NODE_LOST`: a command by which all containers of the node end at once, its Node is
+  deleted with its pods, and the node is there again. Otherwise these tests are skipped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -34,7 +37,7 @@ from tests.images.conftest import Engine
 from tests.images.conftest import engine as engine  # noqa: PLC0414  a fixture
 from tests.support.documented import INSTALL, commands
 
-LOAD = "REDRIVE_NODE_LOAD"
+LOAD, LOST = "REDRIVE_NODE_LOAD", "REDRIVE_NODE_LOST"
 PUSH = "--quiet", "--disable-compression"
 SPARK = os.environ.get("REDRIVE_NODE_SPARK", "")
 SPARK_INSTALLED = SPARK == "installed"
@@ -70,6 +73,13 @@ class Node(Cluster):
         """The kubeconfig of its administrator."""
         assert "KUBECONFIG" in os.environ, "KUBECONFIG: say which cluster to install into"
         return Path(os.environ["KUBECONFIG"])
+
+    def evict(self, namespace: str, pod: str) -> None:
+        """Evict a pod, as `kubectl drain` does."""
+        metadata = {"name": pod, "namespace": namespace}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+        self.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,8 @@ def programs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     )  # fmt: skip
     (folder / "docker").write_text("\n".join(lines))
     redrive = f'PYTHONPATH={SOURCE_ROOT} exec {sys.executable} -m redrive "$@"'
-    (folder / "redrive").write_text(f"#!/bin/sh\n{redrive}\n")
+    for name in ("redrive", "kubectl-redrive"):
+        (folder / name).write_text(f"#!/bin/sh\n{redrive}\n")
     for program in folder.iterdir():
         program.chmod(0o755)
     folders = [folder, builds.kubernetes(), builds.helm(), builds.pulsar() / "bin"]

@@ -7,6 +7,7 @@ one, in the order of this file.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from sandbox.process import Processes
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
 from tests.node.conftest import (
+    LOST,
     RESTRICTED,
     Node,
     User,
@@ -70,30 +72,36 @@ class Shop:
             f"kubectl -n {SYSTEM} rollout status deployment/redrive --timeout=3m"
         )
 
-    def replay(self, name: str, count: int = 6, **spec: Any) -> None:  # noqa: ANN401  of a Replay
-        """Produce *count* dead letters, and create a Replay that selects only them.
-
-        Other Replays are deleted: it would wait for the Replay of a failed test.
-        """
-        self.kubectl("delete", "replays", "--all")
-        cause = f"Cause{len(self.buried)}"
-        ids = self.buried[name] = {f"{cause}-{number}" for number in range(count)}
+    def bury(self, name: str, count: int, cause: str = "") -> str:
+        """Produce *count* dead letters for the Replay *name*; return their cause."""
+        cause = cause or f"Cause{len(self.buried)}"
+        ids = self.buried[name] = {f"{cause}-{name}-{number}" for number in range(count)}
         producer = self.client.create_producer(DEAD_LETTER_TOPIC)
         for id_ in ids:
             producer.send(id_.encode(), properties={"id": id_, CAUSE_TYPE: cause})
         producer.close()
+        return cause
+
+    def replay(self, name: str, count: int = 6, *, sql: bool = True, **spec: Any) -> str:  # noqa: ANN401  of a Replay
+        """Produce *count* dead letters, and create a Replay that selects only their cause.
+
+        Other Replays are deleted: it would wait for the Replay of a failed test.
+        """
+        self.kubectl("delete", "replays", "--all")
+        cause = self.bury(name, count)
         wanted = {
             "apiVersion": "redrive.io/v1beta1",
             "kind": "Replay",
             "metadata": {"name": name},
             "spec": {
                 "policyRef": {"name": "orders-fulfilment"},
-                "select": {"where": f"cause_type = '{cause}'"},
+                "select": {"where": f"cause_type = '{cause}'"} if sql else {"causes": [cause]},
                 "engine": "Spark",
                 **spec,
             },
         }
         self.kubectl("create", "-f", "-", text=json.dumps(wanted))
+        return cause
 
     def get(self, target: str, path: str) -> str:
         """Return a field of an object."""
@@ -212,55 +220,125 @@ def test_the_story_of_the_demo_ends_well_with_its_job_in_pods(replays: Shop) -> 
     assert account.done == account.produced - malformed
 
 
-def test_driver_deleted_half_way_is_replaced_and_completes(replays: Shop) -> None:
-    count, name = 200, "replay/cut-off"
-    replays.replay("cut-off", count=count, rateLimit={"messages": 5})
+def driver_under_way(shop: Shop, name: str, engine: str) -> tuple[str, str]:
+    """Wait until a Replay has moved messages; return its application and the pod of its driver."""
     deadline = time.monotonic() + SECONDS
     # Its progress is visible before its only range ends.
-    while not int(replays.get(name, ".status.run.counts.moved") or 0):
-        assert time.monotonic() < deadline, replays.kubectl("get", name, "-o", "yaml")
+    while not int(shop.get(f"replay/{name}", ".status.run.counts.moved") or 0):
+        assert time.monotonic() < deadline, shop.kubectl("get", f"replay/{name}", "-o", "yaml")
         time.sleep(0.5)
-    application = replays.get(name, ".status.sparkApplication")
-    pods = f"sparkoperator.k8s.io/app-name={application},spark-role="
-    replays.kubectl("wait", "--for=condition=Ready", "pod", "-l", f"{pods}executor")
-    # Without a grace period, in which the driver would end the run.
-    replays.kubectl("delete", "pod", "-l", f"{pods}driver", "--now")
-    assert 0 < replays.arrived("cut-off").total() < count
-    replays.completes("cut-off")
-    assert int(replays.get(f"{APPLICATIONS}/{application}", ".status.executionAttempts")) > 1
+    if engine == "Job":
+        application = f"job/{shop.get(f'replay/{name}', '.status.job')}"
+        pods = f"batch.kubernetes.io/job-name={application.removeprefix('job/')}"
+    else:
+        application = shop.get(f"replay/{name}", ".status.sparkApplication")
+        of_application = f"sparkoperator.k8s.io/app-name={application},spark-role="
+        shop.kubectl("wait", "--for=condition=Ready", "pod", "-l", f"{of_application}executor")
+        application, pods = f"{APPLICATIONS}/{application}", f"{of_application}driver"
+    pod = shop.kubectl("get", "pods", "-l", pods, "--output=name").strip().removeprefix("pod/")
+    return application, pod
 
 
-def test_job_pod_deleted_half_way_is_replaced_and_completes(replays: Shop) -> None:
-    count, name = 200, "replay/by-job"
-    cause = f"Cause{len(replays.buried)}"
-    limits = {"rateLimit": {"messages": 5}, "select": {"causes": [cause]}}
-    replays.replay("by-job", count=count, engine="Job", **limits)
-    replays.wait(name, ".status.engine", "Job")
-    deadline = time.monotonic() + SECONDS
-    while not int(replays.get(name, ".status.run.counts.moved") or 0):
-        assert time.monotonic() < deadline, replays.kubectl("get", name, "-o", "yaml")
-        time.sleep(0.5)
-    job = replays.get(name, ".status.job")
-    pods = f"batch.kubernetes.io/job-name={job}"
-    accounts = "jsonpath={.items[*].spec.serviceAccountName}"
-    assert replays.kubectl("get", "pods", "-l", pods, "-o", accounts) == "redrive-job"
-    replays.kubectl("delete", "pod", "-l", pods, "--now")
-    assert 0 < replays.arrived("by-job").total() < count
-    replays.completes("by-job")
-    assert replays.get(f"job/{job}", ".status.succeeded") == "1"
+@pytest.mark.parametrize("launched", ["Spark", "Job"])
+@pytest.mark.parametrize("end", ["deleted", "evicted"])
+def test_ended_driver_is_replaced_and_completes(replays: Shop, end: str, launched: str) -> None:
+    name, count = f"{end}-{launched.lower()}", 300
+    replays.replay(name, count, sql=False, engine=launched, rateLimit={"messages": 5})
+    application, pod = driver_under_way(replays, name, launched)
+    if end == "evicted":  # with a grace period, in which the driver continues
+        replays.node.evict(NAMESPACE, pod)
+        replays.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=1m")
+    else:
+        replays.kubectl("delete", "pod", pod, "--now")
+    assert 0 < replays.arrived(name).total() < count
+    replays.completes(name)
+    if launched == "Spark":
+        assert int(replays.get(application, ".status.executionAttempts")) > 1
+        return
+    assert replays.get(application, ".status.succeeded") == "1"
+    failed = int(replays.get(application, ".status.failed") or 0)
+    assert failed == (end == "deleted")  # an eviction is no failure
+    account = ".spec.template.spec.serviceAccountName"
+    assert replays.get(application, account) == "redrive-job"
 
 
-def test_job_selects_by_sql_in_its_pod(replays: Shop) -> None:
-    replays.replay("by-job-and-sql", engine="Job")
-    replays.completes("by-job-and-sql")
+@pytest.mark.skipif(LOST not in os.environ, reason=f"{LOST}: say how the node is lost")
+@pytest.mark.parametrize("launched", ["Spark", "Job"])
+def test_replay_completes_after_its_node_was_lost(replays: Shop, launched: str) -> None:
+    name, count = f"lost-{launched.lower()}", 300
+    replays.replay(name, count, sql=False, engine=launched, rateLimit={"messages": 5})
+    _, pod = driver_under_way(replays, name, launched)
+    uid = replays.get(f"pod/{pod}", ".metadata.uid")
+    replays.user.paste(os.environ[LOST])
+    assert uid not in replays.get("pods", ".items[*].metadata.uid").split()
+    assert 0 < replays.arrived(name).total() < count
+    replays.completes(name)
 
 
-def secret(shop: Shop, token: str, key: str = "token") -> None:
+def test_job_selects_by_sql_in_its_pod(shop: Shop) -> None:
+    shop.replay("by-job-and-sql", engine="Job")
+    shop.completes("by-job-and-sql")
+
+
+def test_job_starts_once_a_quota_admits_its_pod(shop: Shop) -> None:
+    shop.kubectl("create", "quota", "no-pods", "--hard=pods=0")
+    shop.kubectl("wait", "--for=jsonpath={.status.hard.pods}=0", "quota/no-pods")
+    shop.replay("refused-pod", sql=False, engine="Job")
+    message = shop.condition("refused-pod", "DriverNotStarted")
+    assert "exceeded quota: no-pods" in message
+    command = re.search(r"`(kubectl [^`]+)`", message)
+    assert command
+    assert "exceeded quota: no-pods" in shop.user.paste(command[1])
+    shop.kubectl("delete", "quota/no-pods")
+    shop.completes("refused-pod")
+
+
+def test_confirmed_review_moves_what_it_showed(shop: Shop) -> None:
+    cause = shop.replay("reviewed", sql=False, engine="Job", mode="Review")
+    message = shop.condition("reviewed", "InReview")
+    assert f"the plan has {len(shop.buried['reviewed'])} dead letters to move" in message
+    shop.bury("later", 3, cause)
+    shop.kubectl("patch", "replay/reviewed", "--type=merge", "-p", '{"spec": {"mode": "Run"}}')
+    shop.completes("reviewed")
+    assert shop.arrived("later") == Counter()
+
+
+def test_dead_letters_are_read_by_inspections_in_pods(shop: Shop) -> None:
+    """As a person who may create Inspections, and no Replay."""
+    secret(shop, shop.broker.token("inspector"), name="pulsar-inspector")
+    token = {"secretRef": {"name": "pulsar-inspector", "key": "token"}}
+    authentication = {"type": "Token", "token": token}
+    inspection = {"role": "inspector", "authentication": authentication, "clearPayloads": "Allowed"}
+    patch = json.dumps({"spec": {"inspection": inspection}})
+    shop.kubectl("patch", "brokerconnection/main", "--type=merge", "-p", patch)
+    for role in ("inspector", "revealer"):
+        bound = f"--clusterrole=redrive-{role}.{SYSTEM}", "--user=ines"
+        shop.kubectl("create", "rolebinding", role, *bound)
+    count = 4
+    cause = shop.bury("inspected", count)
+    own = f"orders-fulfilment --namespace {NAMESPACE} --as ines"
+
+    causes = shop.user.paste(f"kubectl redrive causes {own}")
+    masked = shop.user.paste(f"kubectl redrive peek {own} --cause {cause} --limit {count}")
+    clear = shop.user.paste(f"kubectl redrive peek {own} --cause {cause} --limit 1 --reveal")
+
+    assert [str(count), cause] in [row.split()[:2] for row in causes.splitlines()]
+    assert masked.count(f"cause      {cause}") == count
+    assert sum(id_ in clear for id_ in shop.buried["inspected"]) == 1
+    of_inspections = "app.kubernetes.io/component=inspection"
+    logs = shop.kubectl("logs", "--selector", of_inspections, "--tail=-1")
+    objects = shop.kubectl("get", "inspections,jobs,pods,events", "--output=yaml")
+    assert "are selected" in logs
+    for id_ in shop.buried["inspected"]:
+        assert id_ not in masked + logs + objects
+
+
+def secret(shop: Shop, token: str, key: str = "token", name: str = "pulsar-replayer") -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": "pulsar-replayer",
+            "name": name,
             "annotations": {"redrive.io/usable-by": f"{NAMESPACE}/main"},
         },
         "stringData": {key: token},
@@ -458,13 +536,7 @@ def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:
     before = leader()
     pods = replays.node.kubectl("get", "pods", "-n", SYSTEM, "--output=name").split()
     (name,) = [pod.removeprefix("pod/") for pod in pods if pod.removeprefix("pod/") in before]
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": SYSTEM},
-    }
-    path = f"/api/v1/namespaces/{SYSTEM}/pods/{name}/eviction"
-    replays.node.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
+    replays.node.evict(SYSTEM, name)
     replays.completes("drained")
     assert leader() != before
 
@@ -473,7 +545,7 @@ def test_what_is_deleted_leaves_nothing(replays: Shop) -> None:
     """Delete the namespace during a Replay, and then the operator."""
     replays.replay("last", count=100, rateLimit={"messages": 1})
     replays.wait("replay/last", ".status.phase", "Running")
-    replays.kubectl("delete", "replays", "--all")
+    replays.kubectl("delete", "replays,inspections", "--all")
     replays.kubectl("wait", "--for=delete", f"{APPLICATIONS},pods", "--all", "--timeout=3m")
     stay = {"configmap/kube-root-ca.crt", "configmap/orders-fulfilment-redrive"}
     deadline = time.monotonic() + SECONDS
