@@ -129,6 +129,9 @@ def _built(engine: Engine, commands: list[str]) -> dict[str, str]:
         assert file
         assert name
         engine.build(command)
+        # With a name, the stage that compiles stays for the next run.
+        stage = f"--target build --tag localhost/redrive-test-{file[1]}-build:1"
+        engine.build(command.replace(name[0], stage))
         names[file[1]] = name[1]
     return names
 
