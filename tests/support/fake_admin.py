@@ -172,6 +172,7 @@ class FakeBroker:
             f"DELETE {topic}/permissions/{{role}}": self._revoke,
             f"GET {topic}/stats": self._stats,
             f"GET {topic}/partitioned-stats": self._partitioned_stats,
+            f"GET {topic}/internalStats": self._internal_stats,
             "GET /schemas/{tenant}/{namespace}/{topic}/schema": self._schema,
             "GET /schemas/{tenant}/{namespace}/{topic}/schemas": self._schemas,
             "POST /schemas/{tenant}/{namespace}/{topic}/schema": self._set_schema,
@@ -451,6 +452,10 @@ class FakeBroker:
             "metadata": {"partitions": topic.partitions, "deleted": False},
             "partitions": parts or {name: _unused([])},
         }
+
+    async def _internal_stats(self, request: web.Request) -> Any:  # noqa: ANN401
+        self._find(request, "read statistics", 401)
+        return {"state": "LedgerOpened"}
 
     async def _policy(self, request: web.Request) -> Any:  # noqa: ANN401
         _, topic = self._find(request, "read a policy")

@@ -1,0 +1,113 @@
+"""Polling in virtual time: calls of an idle operator by kind, and the delay until a repair."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+
+from redrive.provision.poller import FACTS_SECONDS
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.provision.brokers import namespace
+from tests.benchmarks.provision.in_process import alone, settled
+from tests.benchmarks.provision.virtual import VirtualHttp, idle_operator
+from tests.support.fake_admin import Topic
+
+SAMPLE = 20
+"""Policies that drift in each way."""
+IDLE_SECONDS = 900
+PATIENCE_SECONDS = 15_000
+
+Grants = dict[str, list[str]]
+"""The actions of each role on one topic."""
+Harm = Callable[[Topic, Grants], None]
+
+
+def _lose_grants(_: Topic, grants: Grants) -> None:
+    grants.clear()
+
+
+def _lose_subscription(topic: Topic, _: Grants) -> None:
+    topic.parts[""].clear()
+
+
+def _lose_policy(topic: Topic, _: Grants) -> None:
+    topic.policies["messageTTL"] = 1
+
+
+LOSSES: Mapping[str, Harm] = {
+    "grant": _lose_grants,
+    "subscription": _lose_subscription,
+    "topic policy": _lose_policy,
+}
+
+
+@pytest.mark.parametrize(
+    ("policies", "brokers"), [(1_000, 1), (1_000, 100), (10_000, 1), (10_000, 100)]
+)
+def test_idle_calls_and_delay_of_repairs(
+    policies: int, brokers: int, figures: list[Figure]
+) -> None:
+    figures += alone(partial(measured, policies, brokers))
+
+
+async def measured(policies: int, brokers: int) -> list[Figure]:
+    """Count the calls of an idle operator, then have topics drift."""
+    name = f"{policies:,} policies over {brokers} brokers, in virtual time"
+    async with idle_operator(brokers, policies) as (ctx, http):
+        await settled(ctx)
+        await asyncio.sleep(2 * FACTS_SECONDS)  # new policies are polled first
+        before = http.calls.copy()
+        await asyncio.sleep(IDLE_SECONDS)
+        calls = http.calls - before
+        hourly = 3_600 / IDLE_SECONDS
+        figures = [
+            Figure(name, f"calls of an hour: {kind}", count * hourly, "calls")
+            for kind, count in sorted(calls.items())
+        ]
+        figures.append(Figure(name, "calls of an hour", calls.total() * hourly, "calls"))
+        for loss, delays in (await _repaired(http, policies)).items():
+            mean, longest = statistics.mean(delays), max(delays)
+            figures += [
+                Figure(name, f"until a lost {loss} is repaired, mean", mean, "s"),
+                Figure(name, f"until a lost {loss} is repaired, at most", longest, "s"),
+            ]
+    return figures
+
+
+async def _repaired(http: VirtualHttp, policies: int) -> dict[str, list[float]]:
+    """Harm retry topics; return the seconds until each is repaired, by the kind of loss."""
+    harmed = {
+        (loss, policy): _harm(http, policy, harm)
+        for number, (loss, harm) in enumerate(LOSSES.items())
+        for policy in range(number, policies, policies // SAMPLE + 1)
+    }
+    loop, delays = asyncio.get_running_loop(), {loss: list[float]() for loss in LOSSES}
+    began = loop.time()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while harmed:
+            await asyncio.sleep(1)
+            for loss, policy in [at for at, is_whole in harmed.items() if is_whole()]:
+                del harmed[loss, policy]
+                delays[loss].append(loop.time() - began)
+    return delays
+
+
+def _harm(http: VirtualHttp, policy: int, harm: Harm) -> Callable[[], bool]:
+    """Harm the retry topic of a policy; return a function that tells if it is repaired."""
+    urls = list(http.brokers)
+    own = policy // len(urls)
+    within = http.brokers[urls[policy % len(urls)]].namespaces[namespace(own)]
+    local = f"orders-{own}-fulfilment-RETRY"
+    topic, grants = within.topics[local], within.grants[f"persistent://{namespace(own)}/{local}"]
+    before = _state(topic, grants)
+    harm(topic, grants)
+    return lambda: _state(topic, grants) == before
+
+
+def _state(topic: Topic, grants: Grants) -> object:
+    return copy.deepcopy((topic.parts, topic.policies, grants))
