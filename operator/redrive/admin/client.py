@@ -58,7 +58,6 @@ from redrive.admin.model import (
     read_namespace_policies,
     read_partitions,
     read_policy,
-    read_producers,
     read_receivers,
     read_schema,
     read_schemas,
@@ -73,7 +72,6 @@ from redrive.admin.policies import (
     TopicPolicy,
     Write,
     default_quotas,
-    size_limit,
 )
 from redrive.policy.naming import TopicName
 
@@ -89,6 +87,8 @@ PROBE_TIMEOUT_SECONDS = 10.0
 """Time-out of a probe: the next probe detects a broker that is available again."""
 VERSION_SECONDS = 60.0
 """Maximum age of the cached release of a broker."""
+MAX_TOPICS = 100_000
+"""Maximum topics whose subscriptions are cached."""
 CONFIGURATION_SECONDS = 3_600.0
 """Maximum age of the cached configuration of a broker; a restart changes it."""
 
@@ -129,6 +129,7 @@ class Admin:
         self._tenants = CachedReads(self._namespaces_of)
         self._namespaces = CachedReads(self._read_namespace)
         self._grantings: dict[str, Granting] = {}
+        self._complete: dict[TopicName, tuple[float, frozenset[str]]] = {}
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
         """Return True if this client calls that broker with those credentials."""
@@ -220,8 +221,17 @@ class Admin:
         does = f"read deduplication of {topic}"
         return await self._get(does, path, read_flag)
 
-    async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
-        """Return the subscriptions of a topic, in one call unless a partition is missing."""
+    async def subscriptions(
+        self, topic: TopicName, *, partitioned: bool, max_age: float = 0.0
+    ) -> TopicSubscriptions:
+        """Return the subscriptions of a topic, in one call unless a partition is missing.
+
+        Statistics that were read at most *max_age* seconds ago answer instead of the broker, with
+        the subscriptions that each partition has.
+        """
+        at, complete = self._complete.get(topic, (float("-inf"), frozenset[str]()))
+        if asyncio.get_running_loop().time() - at < max_age:
+            return TopicSubscriptions((complete,))
         does = f"read the subscriptions of {topic}"
         if not partitioned:
             path = f"{topic_path(topic)}/subscriptions"
@@ -277,7 +287,7 @@ class Admin:
         )
 
     async def stats(
-        self, topic: TopicName, *, partitioned: bool, oldest: bool = False
+        self, topic: TopicName, *, partitioned: bool, oldest: bool = False, producers: bool = False
     ) -> TopicStats:
         """Return the statistics of a topic, and of its subscriptions by name.
 
@@ -286,11 +296,17 @@ class Admin:
             partitioned: True if it is partitioned; a broker has two calls.
             oldest: True reads the oldest message and the bytes of each backlog, too; the broker
                 reads a message for that.
+            producers: True reads the metadata of producers, too.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
-        query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
-        path = f"{topic_path(topic)}/{kind}{query}&subscriptionBacklogSize={str(oldest).lower()}"
-        return await self._get(f"read the statistics of {topic}", path, read_stats, LONG_ANSWER)
+        read = str(oldest).lower()
+        query = f"&getEarliestTimeInBacklog={read}&subscriptionBacklogSize={read}"
+        path = f"{topic_path(topic)}/{kind}{query}&excludePublishers={str(not producers).lower()}"
+        stats = await self._get(f"read the statistics of {topic}", path, read_stats, LONG_ANSWER)
+        if len(self._complete) >= MAX_TOPICS:
+            self._complete.clear()
+        self._complete[topic] = asyncio.get_running_loop().time(), stats.complete
+        return stats
 
     async def acknowledged(self, topic: TopicName, *, partitioned: bool, subscription: str) -> int:
         """Return the number of messages acknowledged out of order, across ledgers.
@@ -325,12 +341,6 @@ class Admin:
 
         kind = "partitioned-internalStats" if partitioned else "internalStats"
         return await self._get(does, f"{topic_path(topic)}/{kind}", read_all, LONG_ANSWER)
-
-    async def producers(self, topic: TopicName, *, partitioned: bool) -> list[Mapping[str, str]]:
-        """Return the metadata of each producer of a topic and of its partitions."""
-        kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
-        path = f"{topic_path(topic)}/{kind}&excludeConsumers=true"
-        return await self._get(f"read the producers of {topic}", path, read_producers, LONG_ANSWER)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
         """Return the clients of a topic, and the exact backlogs of its subscriptions."""
@@ -484,27 +494,17 @@ class Admin:
         persistence, _ = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
         return persistence
 
-    async def default_backlog_quota(self) -> int | None:
-        """Return the broker's default backlog quota in bytes, read like `ack_persistence`.
-
-        None means that it has no limit, or that the role may not read it.
-
-        Raises:
-            AdminError: the broker does not answer, or rejects the credentials.
-        """
-        _, quotas = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return size_limit(quotas)
-
-    async def quotas_in_force(self, topic: TopicName) -> Quotas:
+    async def quotas_in_force(self, topic: TopicName, *, max_age: float = 0.0) -> Quotas:
         """Return the backlog quotas of a topic: its own, its namespace's or the broker's default.
 
         Only super-users can read the default; for others it is left out. A read of the topic's
-        quotas with `applied=true` would make the broker write the default into the namespace.
+        quotas with `applied=true` would make the broker write the default into the namespace. The
+        namespace was read at most *max_age* seconds ago.
         """
         own = await self.topic_policy(topic, KeepsBacklog())
-        inherited = (await self.namespace(topic.namespace_name)).backlog_quotas
+        around = await self.namespace(topic.namespace_name, max_age=max_age)
         _, defaults = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return {**defaults, **inherited, **(own or {})}
+        return {**defaults, **around.backlog_quotas, **(own or {})}
 
     async def _read_configuration(self) -> tuple[AckPersistence, Quotas]:
         release = await self.version()

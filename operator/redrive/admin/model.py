@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -255,6 +255,7 @@ class SubscriptionStats:
         delayed: delayed messages of the backlog. A broker counts those that it has read for
             connected consumers, so none for a subscription without consumers.
         type: type of the connected consumers, as the broker writes it; empty without any.
+        partitions: number of partitions that have it; 1 for a topic without partitions.
     """
 
     backlog: int
@@ -268,6 +269,7 @@ class SubscriptionStats:
     bytes: int = 0
     delayed: int = 0
     type: str = ""
+    partitions: int = 1
 
     @property
     def due(self) -> int:
@@ -281,17 +283,28 @@ class TopicStats(Mapping[str, SubscriptionStats]):
     Attributes:
         published: number of stored messages, by partition. A broker counts from 0 when it loads
             the partition.
+        producers: metadata of each producer; empty if not requested.
     """
 
     def __init__(
-        self, subscriptions: Mapping[str, SubscriptionStats], published: Mapping[str, int]
+        self,
+        subscriptions: Mapping[str, SubscriptionStats],
+        published: Mapping[str, int],
+        producers: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self._subscriptions = subscriptions
         self.published = published
+        self.producers = producers
 
     def __getitem__(self, subscription: str) -> SubscriptionStats:
         """Return the statistics of one subscription."""
         return self._subscriptions[subscription]
+
+    @property
+    def complete(self) -> frozenset[str]:
+        """Return the names of the subscriptions that each partition has."""
+        count = len(self.published)
+        return frozenset(name for name, stats in self.items() if stats.partitions == count)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the subscriptions."""
@@ -437,20 +450,11 @@ def read_stats(answer: Mapping[str, Any]) -> TopicStats:
     parts = answer.get("partitions") or {"": answer}
     bounded(len(parts), MOST_PARTITIONS)
     published = {name: bounded(part.get("msgInCounter", 0)) for name, part in parts.items()}
-    return TopicStats(_by_name(map(_subscriptions, parts.values())), published)
-
-
-def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """Parse the metadata of the producers in statistics as for `read_stats`.
-
-    Any client of the topic can write it, up to mebibytes: longer texts are left out.
-
-    Raises:
-        AttributeError, KeyError, TypeError: it is not an answer of a broker.
-    """
-    parts = (answer.get("partitions") or {"": answer}).values()
-    producers = (_text_map(p.get("metadata")) for part in parts for p in part["publishers"])
-    return [{n: t for n, t in texts.items() if len(t) <= LONGEST_TEXT} for texts in producers]
+    producers = [p for part in parts.values() for p in part.get("publishers") or ()]
+    metadata = [_text_map(producer.get("metadata")) for producer in producers]
+    # Any client of the topic can write it, up to mebibytes.
+    short = [{n: t for n, t in texts.items() if len(t) <= LONGEST_TEXT} for texts in metadata]
+    return TopicStats(_by_name(map(_subscriptions, parts.values())), published, short)
 
 
 def read_names(part: Mapping[str, Any]) -> frozenset[str]:
@@ -544,6 +548,7 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         bytes=max(part.bytes for part in parts),
         delayed=sum(part.delayed for part in parts),
         type=max(part.type for part in parts),  # consumers of one connection have the same
+        partitions=len(parts),
     )
 
 

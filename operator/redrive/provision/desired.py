@@ -21,7 +21,6 @@ from redrive.admin.policies import (
     Holds,
     KeepsBacklog,
     LimitsBacklog,
-    Quotas,
     TopicPolicy,
     Ttl,
 )
@@ -311,16 +310,12 @@ def inherited_policies(namespace: NamespaceState) -> dict[str, Any]:
 
 
 def policies_in_force(own: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
-    """Return the topic policies in force on a topic of *namespace*, whose *own* were read."""
-    return {**own, KeepsBacklog.read: quotas_in_force(own[KeepsBacklog.read], namespace)}
+    """Return the topic policies in force on a topic of *namespace*, whose *own* were read.
 
-
-def quotas_in_force(own: Quotas | None, namespace: NamespaceState) -> Quotas:
-    """Return the backlog quotas in force on a topic with *own* quotas.
-
-    A type without a quota of the topic has that of the namespace.
+    A type of backlog quota that the topic does not set has the quota of the namespace.
     """
-    return {**namespace.backlog_quotas, **(own or {})}
+    quotas = {**namespace.backlog_quotas, **(own[KeepsBacklog.read] or {})}
+    return {**own, KeepsBacklog.read: quotas}
 
 
 def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:

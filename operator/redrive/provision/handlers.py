@@ -29,7 +29,7 @@ from redrive.provision.desired import config_map_of
 from redrive.provision.finalize import made
 from redrive.provision.groups import GroupClaims
 from redrive.provision.health import Health
-from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
+from redrive.provision.poller import DriftPoller, NamespaceFacts, StallChecks
 from redrive.provision.reconciler import PolicyReconciler
 from redrive.provision.rocketmq import RocketMQQueue
 from redrive.provision.spine import OrphanedPolicies
@@ -69,12 +69,12 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
         ctx.config_maps.on_event(event)
 
     queues.enqueue_unsettled()
-    resync = Resync(
+    poller = DriftPoller(
         queues.facts, queues.stalls, queues.policies.enqueue, queues.connections.enqueue
     )
     rocketmq = RocketMQQueue(ctx, GroupClaims(ctx), queues.connections.enqueue)
     return (
-        resync,
+        poller,
         queues.health,
         rocketmq,
         queues.policies,

@@ -1,9 +1,9 @@
 """Poll of topic statistics.
 
-`Health` reads the topics of each provisioned policy once a minute, and at once when requested. Each
-connection has one task. The calls to one broker are limited to ten a second, to all brokers to 75;
-with more policies than that allows, the interval grows. Policies that are no longer ready are
-polled, too: their messages still wait.
+`Health` reads the topics of each provisioned policy once a minute, and at once when requested. The
+calls to one broker are limited to ten a second, to all brokers to 75; with more policies than that
+allows, the interval grows. Policies that are no longer ready are polled, too: their messages still
+wait.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from pydantic import OnErrorOmit, TypeAdapter, ValidationError
@@ -23,7 +24,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.admin.internal_stats import AckPersistence
 from redrive.admin.model import TopicStats
-from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
+from redrive.admin.policies import size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready, moment_of
 from redrive.api.replay_status import FINAL
@@ -31,14 +32,13 @@ from redrive.api.retrypolicy import BlockedKey
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
-from redrive.kube.connections import broker_of, connection_of
+from redrive.kube.connections import connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, OUTAGE, Policy
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
 from redrive.provision.claims import resolve
-from redrive.provision.desired import quotas_in_force
 from redrive.provision.findings import (
     BACKLOG_CHANGED_AFTER,
     Findings,
@@ -49,7 +49,7 @@ from redrive.provision.findings import (
 )
 from redrive.provision.health_checks import REASONS, THRESHOLDS, Thresholds
 from redrive.provision.metrics import TopicMetrics
-from redrive.provision.poller import RateLimit, RateLimits
+from redrive.provision.poller import BrokerPoller, RateLimit, RateLimits
 from redrive.provision.request import Request
 
 INTERVAL_SECONDS = 60.0
@@ -99,18 +99,14 @@ class Health:
         self._findings: dict[str, Findings] = {}
         self._paces = RateLimits(1 / CALLS_PER_SECOND)
         self._pace_of_all = RateLimit(1 / CALLS_PER_SECOND_IN_ALL)
-        self._readers: dict[tuple[Key, str | None], Reader] = {}
-        self._walks: dict[Key, asyncio.Task[None]] = {}
         ctx.policies.listen(self._policy_changed)
         ctx.replays.listen(self._replay_changed)
-        self._task = asyncio.create_task(self._watch(), name="health")
+        polls = {"statistics of BrokerConnection": self._walk}
+        self._poller = BrokerPoller(ctx.connections, polls)
 
     async def stop(self) -> None:
         """Cancel all polls, and wait for their end."""
-        tasks = [self._task, *self._walks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._poller.stop()
         self._metrics.close()
 
     def warnings(self, body: Body) -> tuple[StatusWarning, ...]:
@@ -147,23 +143,19 @@ class Health:
         if policy is not None:
             self.request(policy)
 
-    async def _watch(self) -> None:
+    async def _walk(self, connection: Key, broker: str | None) -> AsyncGenerator[float]:
+        reader = Reader(self._interval, (self._paces.of(broker), self._pace_of_all))
         while True:
-            try:
-                self._begin_walks()
-            except Exception:
-                logger.exception("health: selection of policies to poll failed")
-            await asyncio.sleep(min(TICK_SECONDS, self._interval))
-
-    def _begin_walks(self) -> None:
-        connections = [Key.of(body) for body in self._ctx.connections]
-        for at in self._readers.keys() - {self._at(connection) for connection in connections}:
-            del self._readers[at]
-        for connection in connections:
-            if connection not in self._walks and (due := self._due(connection)):
-                self._walks[connection] = asyncio.create_task(
-                    self._walk(connection, due), name=f"health {connection}"
-                )
+            due = self._due(connection)
+            pause = 0.0 if len(due) == AT_A_TIME else min(TICK_SECONDS, self._interval)
+            for body in due:
+                if self._exists(body):
+                    self._looked[_uid(body)] = _now()
+                    if not await self._poll_may_continue(body, reader):
+                        pause = REST_SECONDS
+                        break
+            reader.tidy()
+            yield pause
 
     def _due(self, connection: Key) -> list[Body]:
         """Return policies that are due; the longest waiting comes first."""
@@ -175,25 +167,6 @@ class Health:
 
         due = (body for body in self._provisioned.get(connection) if since(body) <= latest)
         return heapq.nsmallest(AT_A_TIME, due, key=since)
-
-    def _at(self, connection: Key) -> tuple[Key, str | None]:
-        return connection, broker_of(connection, self._ctx.connections)
-
-    async def _walk(self, connection: Key, due: Sequence[Body]) -> None:
-        at = self._at(connection)
-        paces = (self._paces.of(at[1]), self._pace_of_all)
-        reader = self._readers.setdefault(at, Reader(self._interval, paces))
-        reader.tidy()
-        try:
-            for body in due:
-                if not self._exists(body):
-                    continue
-                self._looked[_uid(body)] = _now()
-                if not await self._poll_may_continue(body, reader):
-                    await asyncio.sleep(REST_SECONDS)
-                    return
-        finally:
-            del self._walks[connection]
 
     def _exists(self, body: Body) -> bool:
         current = self._ctx.policies.get(Key.of(body))
@@ -225,15 +198,12 @@ class Health:
         connection = await self._ctx.brokers.resolve(asked.spec.connection_ref, asked.key.namespace)
         admin = connection.admin
         begun, seconds = self._ctx.clock(), _now()
-        retry = await reader.read(admin, policy.retry_topic, oldest=True, fresh=True)
+        publishes = policy.ordered or policy.outage_breaker is not None
+        retry = await reader.read(admin, policy.retry_topic, own=True, producers=publishes)
         persistence, acknowledged = await self._acknowledgements(policy, retry, admin, reader)
         dead_letter = TopicStats({}, {})
         if policy.dead_letters:
-            dead_letter = await reader.read(
-                admin, policy.dead_letter_topic, oldest=True, fresh=True
-            )
-        publishes = policy.ordered or policy.outage_breaker is not None
-        producers = await reader.producers(admin, policy.retry_topic) if publishes else ()
+            dead_letter = await reader.read(admin, policy.dead_letter_topic, own=True)
         reading = Reading(
             policy=policy,
             begun=begun,
@@ -246,10 +216,15 @@ class Health:
             published=dead_letter.published,
             persistence=persistence,
             acknowledged=acknowledged,
-            outages=tuple(sorted(producer[OUTAGE] for producer in producers if OUTAGE in producer)),
-            blocked_keys=blocked_keys_of(producers),
+            outages=tuple(
+                sorted(producer[OUTAGE] for producer in retry.producers if OUTAGE in producer)
+            ),
+            blocked_keys=blocked_keys_of(retry.producers),
             refusing=await self._refusing(asked, admin, reader),
         )
+        is_owner = is_ready(body) and not asked.only_observes
+        if is_owner and not _is_subscribed(policy, retry, dead_letter):
+            self._enqueue(asked.key)
         latest = self._ctx.policies.get(asked.key)
         if latest is not None and _uid(latest) == _uid(body):
             await self._publish(latest, reading)
@@ -393,6 +368,13 @@ def _provisioned_at(body: Body) -> Key | None:
     return connection_of(body) if made and "deletionTimestamp" not in body["metadata"] else None
 
 
+def _is_subscribed(policy: Policy, retry: TopicStats, dead_letter: TopicStats) -> bool:
+    """Return True if each partition of a policy's topics has the policy's subscription."""
+    return policy.subscription in retry.complete and (
+        not policy.dead_letters or policy.dead_letter_subscription in dead_letter.complete
+    )
+
+
 def _is_final(replay: Body) -> bool:
     return (replay.get("status") or {}).get("phase") in FINAL
 
@@ -437,34 +419,37 @@ class Reader:
     def __init__(self, interval: float, paces: Sequence[RateLimit]) -> None:
         self._interval = interval
         self._paces = paces
-        self._answers: dict[tuple[TopicName, bool], _Answer] = {}
+        self._answers: dict[TopicName, _Answer] = {}
         self._quotas: dict[TopicName, tuple[float, int | None]] = {}
         self._open: dict[TopicName, float] = {}
 
     async def read(
-        self, admin: Admin, topic: TopicName, *, oldest: bool = False, fresh: bool = False
+        self, admin: Admin, topic: TopicName, *, own: bool = False, producers: bool = False
     ) -> TopicStats:
         """Return the statistics of *topic*.
 
         Args:
             admin: client of the broker.
             topic: any topic.
-            oldest: True reads the publish time of the oldest unacknowledged message, too.
-            fresh: True reads the topic even within the interval, for topics of one policy.
+            own: True for a topic of one policy: it is read even within the interval, with the
+                publish time of the oldest unacknowledged message.
+            producers: True reads the metadata of producers, too, by which consumers publish
+                outages.
 
         Raises:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
-        cached = self._answers.get((topic, oldest))
-        if cached is not None and not fresh and cached.at + self._interval > _now():
+        cached = self._answers.get(topic)
+        if cached is not None and not own and cached.at + self._interval > _now():
             return cached.stats
+        ask = partial(self._ask, admin, topic, oldest=own, producers=producers)
         # Topics hardly ever change between partitioned and not partitioned.
-        guess = cached is not None and cached.partitioned
+        guess = self._is_partitioned(topic)
         try:
-            return await self._ask(admin, topic, partitioned=guess, oldest=oldest)
+            return await ask(partitioned=guess)
         except AdminNotFoundError:
-            return await self._ask(admin, topic, partitioned=not guess, oldest=oldest)
+            return await ask(partitioned=not guess)
 
     async def acknowledged(self, admin: Admin, topic: TopicName, subscription: str) -> int:
         """Return the result of `Admin.acknowledged` for a topic that was read before.
@@ -498,20 +483,6 @@ class Reader:
                 refusing.append(f"{topic.local} has maxProducersPerTopic={max_producers} producers")
         return refusing
 
-    async def producers(self, admin: Admin, topic: TopicName) -> Sequence[Mapping[str, str]]:
-        """Return the metadata of the producers of *topic*, by which consumers publish outages.
-
-        Args:
-            admin: client of the broker.
-            topic: a retry topic that was read before.
-
-        Raises:
-            AdminNotFoundError: the topic does not exist.
-            AdminError: the call failed.
-        """
-        await self._pace()
-        return await admin.producers(topic, partitioned=self._is_partitioned(topic))
-
     async def quota(self, admin: Admin, topic: TopicName) -> int | None:
         """Return the backlog quota of *topic* in bytes; None means unlimited.
 
@@ -525,15 +496,8 @@ class Reader:
         cached = self._quotas.get(topic)
         if cached is None or cached[0] + SETTINGS_SECONDS <= _now():
             await self._pace()
-            own = await admin.topic_policy(topic, KeepsBacklog())
-            around = await admin.namespace(topic.namespace_name, max_age=SETTINGS_SECONDS)
-            quotas = quotas_in_force(own, around)
-            if BY_SIZE in quotas:  # may be unlimited, which overrides the default of the broker
-                limit = size_limit(quotas)
-            else:
-                limit = await admin.default_backlog_quota()
-            cached = _now(), limit
-            self._quotas[topic] = cached
+            quotas = await admin.quotas_in_force(topic, max_age=SETTINGS_SECONDS)
+            cached = self._quotas[topic] = _now(), size_limit(quotas)
         return cached[1]
 
     def tidy(self) -> None:
@@ -544,15 +508,16 @@ class Reader:
         self._answers = {t: answer for t, answer in self._answers.items() if answer.at > recent}
 
     def _is_partitioned(self, topic: TopicName) -> bool:
-        answers = (answer for (name, _), answer in self._answers.items() if name == topic)
-        return next((answer.partitioned for answer in answers), False)
+        return topic in self._answers and self._answers[topic].partitioned
 
     async def _ask(
-        self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool
+        self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool, producers: bool
     ) -> TopicStats:
         await self._pace()
-        stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
-        self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
+        stats = await admin.stats(
+            topic, partitioned=partitioned, oldest=oldest, producers=producers
+        )
+        self._answers[topic] = _Answer(_now(), partitioned, stats)
         return stats
 
     async def _pace(self) -> None:

@@ -31,6 +31,8 @@ from redrive.provision.ownership import OwnershipRecord
 from redrive.reasons import Reason
 
 RECENT_SECONDS = 60.0
+POLLED_SECONDS = 900.0
+"""Maximum age of statistics that show subscriptions. Their poll enqueues a policy without one."""
 AWAITED_SECONDS = 3.0
 """Maximum age of cached namespace data for policies that wait for a tenant, namespace or topic.
 
@@ -178,21 +180,21 @@ async def _topic(
     ledgers.
     """
     if not (recent and want.role.holds_records):
-        return await _whole(want, namespace, admin)
+        return await _whole(want, namespace, admin, POLLED_SECONDS if recent else 0.0)
     if want.is_recorded or not namespace.exists(want.name):
         return _listed(want, namespace)
     return await _marked(want.name, namespace, admin)
 
 
 async def _whole(
-    wanted: DesiredTopic, namespace: NamespaceState, admin: Admin
+    wanted: DesiredTopic, namespace: NamespaceState, admin: Admin, max_age: float
 ) -> TopicState | None:
     name = wanted.name
     if not namespace.exists(name):
         return None
     partitioned = str(name) in namespace.partitioned
     metadata = await admin.metadata(name, partitioned=partitioned)
-    subscriptions = await admin.subscriptions(name, partitioned=partitioned)
+    subscriptions = await admin.subscriptions(name, partitioned=partitioned, max_age=max_age)
     reads = {policy.read: policy for policy in wanted.policies}
     own = {read: await admin.topic_policy(name, policy) for read, policy in reads.items()}
     policies = policies_in_force(own, namespace)

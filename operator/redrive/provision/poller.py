@@ -1,6 +1,7 @@
 """Drift detection: polls for drift and for stalled policies, within a rate limit per broker.
 
-A broker has no watch, so policies are compared with it periodically. There are three polls:
+A broker has no watch, so policies are compared with it periodically. `BrokerPoller` runs one loop
+for each kind of poll and each connection or broker. There are three kinds beside topic statistics:
 
 - *Namespace facts*: topics and grants of a whole Pulsar namespace take three calls, which are
   compared with all policies every minute. Each connection has its own facts.
@@ -28,8 +29,11 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from redrive.admin.client import Admin
@@ -38,6 +42,7 @@ from redrive.admin.model import NamespaceState
 from redrive.api import Body, conditions
 from redrive.api.conditions import is_progressing, is_settled, reason
 from redrive.errors import RedriveError
+from redrive.kube.cache import Cache
 from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
@@ -82,6 +87,8 @@ CALLS_PER_CHECK = 3
 With 3 calls each of a thousand stalled policies is checked every 150 s. Reads of a Pulsar
 namespace, which its policies share, are not counted.
 """
+FAILED_SECONDS = 15.0
+"""Pause after a poll that failed by a defect."""
 MANY_BEGUN = 20
 """The rotation of a broker is suspended while so many of its policies wait for their first
 reconcile.
@@ -115,8 +122,68 @@ class PollOrder:
         return first
 
 
-class Resync:
-    """Polls for drift and for stalled policies at all brokers; requires a running event loop.
+Polls = Callable[[Key, str | None], AsyncGenerator[float]]
+"""Polls a connection and its broker. After each poll it yields the seconds until the next one."""
+
+
+class BrokerPoller:
+    """Runs one loop for each kind of poll and each place; requires a running event loop.
+
+    Args:
+        connections: the connections to poll.
+        by_connection: polls of each connection, by the beginning of their log entries.
+        by_broker: polls of each broker. They get any of its connections.
+    """
+
+    def __init__(
+        self,
+        connections: Cache,
+        by_connection: Mapping[str, Polls],
+        by_broker: Mapping[str, Polls] = MappingProxyType({}),
+    ) -> None:
+        self._connections = connections
+        self._by_connection = by_connection
+        self._by_broker = by_broker
+        self._loops: dict[tuple[str, str | None], asyncio.Task[None]] = {}
+        self._follow()
+        connections.listen(lambda *_: self._follow())
+
+    async def stop(self) -> None:
+        """Cancel all polls, and wait for their end."""
+        for loop in self._loops.values():
+            loop.cancel()
+        await asyncio.gather(*self._loops.values(), return_exceptions=True)
+
+    def _follow(self) -> None:
+        """Start and cancel loops, so that each connection and each broker has its own."""
+        keys = [Key.of(body) for body in self._connections]
+        loops = {
+            (f"{name} {place}", broker): partial(polls, key, broker)
+            for key, broker in ((key, broker_of(key, self._connections)) for key in keys)
+            for place, kinds in ((str(key), self._by_connection), (broker, self._by_broker))
+            for name, polls in kinds.items()
+        }
+        for loop in self._loops.keys() - loops.keys():
+            self._loops.pop(loop).cancel()
+        for loop, polls in loops.items():
+            if loop not in self._loops:
+                self._loops[loop] = asyncio.create_task(_repeat(loop[0], polls), name=loop[0])
+
+
+async def _repeat(name: str, polls: Callable[[], AsyncGenerator[float]]) -> None:
+    """Poll until cancelled; after a failure begin again."""
+    while True:
+        try:
+            async with aclosing(polls()) as pauses:
+                async for pause in pauses:
+                    await asyncio.sleep(pause)
+        except Exception:
+            logger.exception("%s: failed", name)
+        await asyncio.sleep(FAILED_SECONDS)
+
+
+class DriftPoller(BrokerPoller):
+    """Polls for drift and for stalled policies.
 
     Args:
         facts: finds settled policies that have drifted.
@@ -139,41 +206,16 @@ class Resync:
         self._settled = self._policies.index(_settled_at)
         self._progressing = self._policies.index(_progressing_at)
         self._checked = self._policies.index(_checked_at)
-        self._connections = facts.ctx.connections
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
         self._checks = RateLimits(CALLS_PER_CHECK / CALLS_PER_SECOND)
-        self._tasks: dict[Key | str, list[asyncio.Task[None]]] = {}
-        self._follow()
-        self._connections.listen(lambda *_: self._follow())
+        by_connection = {
+            "namespace facts of BrokerConnection": self._compare,
+            "stalled policies of BrokerConnection": self._check,
+        }
+        super().__init__(facts.ctx.connections, by_connection, {"rotation at": self._rotate})
 
-    async def stop(self) -> None:
-        """Cancel all polls, and wait for their end."""
-        tasks = [task for about in tuple(self._tasks) for task in self._end(about)]
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _follow(self) -> None:
-        """Start and cancel polls, so that each connection and each broker has its own."""
-        keys = {Key.of(body) for body in self._connections}
-        brokers = {broker for key in keys if (broker := broker_of(key, self._connections))}
-        for key in self._tasks.keys() - keys - brokers:
-            self._end(key)
-        for key in keys - self._tasks.keys():
-            self._tasks[key] = [
-                asyncio.create_task(self._poll_facts(key), name=f"namespace facts {key}"),
-                asyncio.create_task(self._poll_stalled(key), name=f"stalled policies {key}"),
-            ]
-        for broker in brokers - self._tasks.keys():
-            rotation = asyncio.create_task(self._rotate(broker), name=f"rotation {broker}")
-            self._tasks[broker] = [rotation]
-
-    def _end(self, about: Key | str) -> list[asyncio.Task[None]]:
-        tasks = self._tasks.pop(about)
-        for task in tasks:
-            task.cancel()
-        return tasks
-
-    async def _poll_facts(self, connection: Key) -> None:
+    async def _compare(self, connection: Key, _: str | None) -> AsyncGenerator[float]:
         while True:
             try:
                 for key in await self._facts.drifted(connection, self._settled.get(connection)):
@@ -182,45 +224,34 @@ class Resync:
                 logger.info("namespace facts of BrokerConnection %s: %s", connection, error)
             except Exception:
                 logger.exception("namespace facts of BrokerConnection %s: failed", connection)
-            await asyncio.sleep(FACTS_SECONDS)
+            yield FACTS_SECONDS
             # After the pause, because a new connection is reconciled anyway.
             self._enqueue_connection(connection)
 
-    async def _rotate(self, broker: str) -> None:
+    async def _rotate(self, _: Key, broker: str | None) -> AsyncGenerator[float]:
         order = PollOrder()
         while True:
-            try:
-                connections = self._connections_to(broker)
-                begun = sum(self._progressing.count(key) for key in connections)
-                is_suspended = begun >= MANY_BEGUN
-                keys = [key for conn in connections for key in self._settled.keys(conn)]
-            except Exception:
-                logger.exception("rotation at %s: failed", broker)
-                is_suspended, keys = False, []
-            key = None if is_suspended else order.next(keys)
+            all_keys = map(Key.of, self._connections)
+            connections = [key for key in all_keys if broker_of(key, self._connections) == broker]
+            keys = [key for conn in connections for key in self._settled.keys(conn)]
+            begun = sum(self._progressing.count(key) for key in connections)
+            key = None if begun >= MANY_BEGUN else order.next(keys)
             settled = len(self._policies) - self._settled.count(None)
-            await asyncio.sleep(pause(len(keys), CALLS_PER_RECONCILE, total=settled))
+            yield pause(len(keys), CALLS_PER_RECONCILE, total=settled)
             if key is not None:
                 self._enqueue(key)
 
-    def _connections_to(self, broker: str) -> list[Key]:
-        keys = (Key.of(body) for body in self._connections)
-        return [key for key in keys if broker_of(key, self._connections) == broker]
-
-    async def _poll_stalled(self, connection: Key) -> None:
-        order, here = PollOrder(), 0
+    async def _check(self, connection: Key, broker: str | None) -> AsyncGenerator[float]:
+        order, limit, keys = PollOrder(), self._checks.of(broker), tuple[Key, ...]()
         while True:
             stalled = len(self._policies) - self._checked.count(None)
-            await asyncio.sleep(pause(here, CALLS_PER_CHECK, total=stalled))
-            shared = self._checks.of(broker_of(connection, self._connections))
+            yield pause(len(keys), CALLS_PER_CHECK, total=stalled)
             # After the pause, so that policies that stalled meanwhile are included.
             keys = self._checked.keys(connection)
-            key, here = order.next(keys), len(keys)
-            if key is None:
-                continue
-            await shared.acquire()
-            if await self._is_over(key):
-                self._enqueue(key)
+            if (key := order.next(keys)) is not None:
+                await limit.acquire()
+                if await self._is_over(key):
+                    self._enqueue(key)
 
     async def _is_over(self, key: Key) -> bool:
         body = self._policies.get(key)

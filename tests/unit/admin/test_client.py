@@ -430,6 +430,23 @@ class Partitions:
         return backlogs, usage.uncounted
 
 
+async def test_recent_stats_name_subscriptions_of_all_partitions() -> None:
+    parts = {str(TOPIC.partition(0)): part(s=0), str(TOPIC.partition(1)): part(s=0, t=0)}
+    calls = []
+
+    async def answer(request: web.Request) -> web.Response:
+        calls.append(request.path.rsplit("/", 1)[-1])
+        return web.json_response({"metadata": {"partitions": 2}, "partitions": parts})
+
+    async with serving(answer) as url, Http.open() as http:
+        admin = Admin(http, url, Access.bearer("x"))
+        await admin.stats(TOPIC, partitioned=True)
+        recent = await admin.subscriptions(TOPIC, partitioned=True, max_age=60.0)
+        assert (set(recent.names), calls) == ({"s"}, [WHOLE])
+        fresh = await admin.subscriptions(TOPIC, partitioned=True)
+        assert (set(fresh.names), calls) == ({"s", "t"}, [WHOLE, WHOLE])
+
+
 async def test_subscriptions_of_partitions_are_read_in_one_call() -> None:
     topic = Partitions({0: part(s=0), 1: part(), 2: part(s=0, t=0)}, {})
     subscriptions = await topic.subscriptions()

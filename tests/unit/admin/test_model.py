@@ -10,7 +10,6 @@ from redrive.admin.model import (
     LONGEST_TEXT,
     RightsChange,
     SubscriptionStats,
-    read_producers,
     read_stats,
 )
 from redrive.errors import InvalidSpecError
@@ -67,11 +66,12 @@ def test_stranded_messages_are_with_no_consumer(
 
 def test_producer_metadata_is_read_per_partition() -> None:
     producers: list[dict[str, Any]] = [{"metadata": {"a": "1"}}, {"metadata": {}}, {}]
-    assert read_producers({"publishers": producers}) == [{"a": "1"}, {}, {}]
-    parts = {"p-0": {"publishers": producers[:1]}, "p-1": {"publishers": []}}
-    assert read_producers({"publishers": producers, "partitions": parts}) == [{"a": "1"}]
+    none: dict[str, Any] = {"subscriptions": {}}
+    assert read_stats({**none, "publishers": producers}).producers == [{"a": "1"}, {}, {}]
+    parts = {"p-0": {**none, "publishers": producers[:1]}, "p-1": {**none, "publishers": []}}
+    assert read_stats({"publishers": producers, "partitions": parts}).producers == [{"a": "1"}]
     long = {"a": "x" * (LONGEST_TEXT + 1), "b": "x" * LONGEST_TEXT}
-    assert [*read_producers({"publishers": [{"metadata": long}]})[0]] == ["b"]
+    assert [*read_stats({**none, "publishers": [{"metadata": long}]}).producers[0]] == ["b"]
 
 
 def test_stats_of_partitions_are_combined() -> None:
@@ -92,7 +92,8 @@ def test_stats_of_partitions_are_combined() -> None:
     }
     at = datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)
     [stats] = read_stats(answer).values()
-    assert stats == SubscriptionStats(6, 14, 2, durable=True, ack_holes=4_000, oldest=at)
+    combined = SubscriptionStats(6, 14, 2, durable=True, ack_holes=4_000, oldest=at, partitions=3)
+    assert stats == combined
 
 
 @pytest.mark.parametrize("answer", [{}, {"subscriptions": {"s": {}}}, {"subscriptions": []}])

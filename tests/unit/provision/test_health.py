@@ -21,6 +21,7 @@ from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
 from redrive.admin.internal_stats import AckPersistence
 from redrive.admin.model import SubscriptionStats, TopicStats, TopicUsage
+from redrive.admin.policies import BY_SIZE, Quotas
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
@@ -85,6 +86,7 @@ class Cluster:
         self.found: dict[str, SubscriptionStats] = {}
         self.published = {"": 0}
         self.blocked: dict[str, Any] = {}
+        self.lost: set[str] = set()
         self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
         self.refuses_quotas = self.terminates = False
         self.senders = 1
@@ -104,14 +106,13 @@ class Cluster:
         """Resolve every connection to this broker."""
         return self
 
-    async def stats(self, *_: object, **__: object) -> TopicStats:
-        """Answer for every topic that as much waits there."""
+    async def stats(self, *_: object, producers: bool, **__: object) -> TopicStats:
+        """Answer for every topic that as much waits there, and with a consumer's blocked key."""
         waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
-        return TopicStats({"fulfilment": waits, "redrive": waits, **self.found}, self.published)
-
-    async def producers(self, *_: object, **__: object) -> list[dict[str, str]]:
-        """Answer with the producer of a consumer with one blocked key."""
-        return [{BLOCKED_KEYS: json.dumps([self.blocked])}]
+        producer = {BLOCKED_KEYS: json.dumps([self.blocked])}
+        stats = {"fulfilment": waits, "redrive": waits, **self.found}
+        existing = {name: one for name, one in stats.items() if name not in self.lost}
+        return TopicStats(existing, self.published, [producer] if producers else ())
 
     async def topic_policy(self, *_: object) -> dict[str, Any]:
         """Answer with the quotas that are set on the dead-letter topic."""
@@ -132,9 +133,18 @@ class Cluster:
         """Answer for every topic that it has so many producers."""
         return TopicUsage({}, self.senders, 0)
 
-    async def default_backlog_quota(self) -> int | None:
-        """Answer with that of the broker."""
-        return self.of_broker
+    async def quotas_in_force(self, topic: TopicName, *, max_age: float) -> Quotas:
+        """Combine those of all levels, as the client does."""
+        return await Admin.quotas_in_force(cast("Admin", self), topic, max_age=max_age)
+
+    @property
+    def _configuration(self) -> Cluster:
+        return self
+
+    async def get(self, **_: object) -> tuple[None, Quotas]:
+        """Answer with the quotas of the broker."""
+        limit = self.of_broker
+        return None, {} if limit is None else {BY_SIZE: {"limitSize": limit}}
 
     async def ack_persistence(self) -> AckPersistence:
         """Answer as an old broker does."""
@@ -343,6 +353,29 @@ async def test_refused_sends_are_warned_about_until_they_end(cluster: Cluster) -
     await health.stop()
 
 
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(
+    ("lost", "spec", "enqueues"),
+    [
+        pytest.param("fulfilment", {}, True, id="retries"),
+        pytest.param("redrive", {}, True, id="dead letters"),
+        pytest.param("redrive", {"deadLetter": {"mode": "Discard"}}, False, id="discards"),
+        pytest.param("fulfilment", {"managementPolicy": "Observe"}, False, id="observes"),
+        pytest.param("none", {}, False, id="complete"),
+    ],
+)
+async def test_policy_without_its_subscription_is_enqueued(
+    cluster: Cluster, policy: MakeBody, lost: str, spec: dict[str, Any], *, enqueues: bool
+) -> None:
+    cluster.change(policy(**spec) | {"status": {"conditions": [READY]}})
+    cluster.lost = {lost}
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    await asyncio.sleep(INTERVAL_SECONDS / 2)
+    await health.stop()
+    assert enqueued == [ORDERS] * enqueues
+
+
 MEBIBYTE = 2**20
 QUOTA = {"destination_storage": {"limitSize": MEBIBYTE, "policy": "producer_exception"}}
 
@@ -475,7 +508,7 @@ async def test_fresh_read_is_not_cached() -> None:
     async with serving_broker() as (admin, calls):
         reader = Reader(60.0, [RateLimit(0.001)])
         for _ in range(2):
-            await reader.read(admin, PLAIN, fresh=True)
+            await reader.read(admin, PLAIN, own=True)
         assert calls == ["plain/stats", "plain/stats"]
 
 

@@ -35,11 +35,11 @@ from redrive.provision.poller import (
     FACTS_SECONDS,
     MANY_BEGUN,
     ROTATION_SECONDS,
+    DriftPoller,
     NamespaceFacts,
     PollOrder,
     RateLimit,
     RateLimits,
-    Resync,
     StallChecks,
     has_drifted,
     pause,
@@ -105,7 +105,7 @@ def settled_policy(
 @pytest.mark.usefixtures("virtual_time")
 async def test_settled_policies_are_polled_in_turn(policy: MakeBody, facts: StubbedFacts) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = DriftPoller(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     facts.ctx.connections.put(connection_to("main"))
 
     async def only(*names: str) -> None:
@@ -128,7 +128,7 @@ async def test_connections_to_one_broker_share_a_rotation(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = DriftPoller(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     names = {f"of-many-{n}" for n in range(38)} | {"of-one", "of-another"}
     for name in names:
         through = "many" if name.startswith("of-many") else name.removeprefix("of-")
@@ -150,7 +150,7 @@ async def test_connections_to_one_broker_share_a_rotation(
 async def test_policy_moves_to_rotation_of_its_broker(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
-    walk = Resync(facts, NOTHING, ignore, ignore)
+    walk = DriftPoller(facts, NOTHING, ignore, ignore)
     facts.ctx.policies.put(settled_policy(policy("a")))
 
     def rotations() -> set[str]:
@@ -159,11 +159,11 @@ async def test_policy_moves_to_rotation_of_its_broker(
 
     facts.ctx.connections.put(connection_to("main", "http://first"))
     facts.ctx.connections.put(connection_to("other", "http://first"))
-    assert rotations() == {"rotation http://first"}
+    assert rotations() == {"rotation at http://first"}
     facts.ctx.connections.put(connection_to("main", "http://second", version=2))
-    assert rotations() == {"rotation http://first", "rotation http://second"}
+    assert rotations() == {"rotation at http://first", "rotation at http://second"}
     facts.ctx.connections.drop(connection_to("other", "http://first"))
-    assert rotations() == {"rotation http://second"}
+    assert rotations() == {"rotation at http://second"}
     await walk.stop()
     assert rotations() == set()
 
@@ -179,7 +179,7 @@ async def test_rotation_pauses_while_many_policies_are_new(
     elsewhere = policy("elsewhere", connectionRef={"name": "other"})
     facts.ctx.policies.put(settled_policy(elsewhere))
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = DriftPoller(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     facts.ctx.connections.put(connection_to("main"))
     facts.ctx.connections.put(connection_to("other", "http://elsewhere"))
 
@@ -201,7 +201,7 @@ async def test_facts_are_read_until_their_connection_is_deleted(
     facts.fails.extend(
         [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
     )
-    walk = Resync(facts, NOTHING, ignore, ignore)
+    walk = DriftPoller(facts, NOTHING, ignore, ignore)
     async with asyncio.timeout(HOUR):
         for _ in range(4):
             assert await facts.asked.get() == (Key("shop", "main"), ["a"])
@@ -226,7 +226,7 @@ async def test_connection_is_polled_even_if_facts_fail(
 ) -> None:
     facts.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Resync(facts, NOTHING, ignore, woken.put_nowait)
+    walk = DriftPoller(facts, NOTHING, ignore, woken.put_nowait)
     facts.ctx.connections.put(connection_to("main"))
     async with asyncio.timeout(HOUR):
         for times in range(1, 4):
@@ -240,7 +240,7 @@ async def test_rotation_continues_after_a_failure(
     policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    walk = DriftPoller(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     surprises = dict[str, str]()
     facts.ctx.policies.put(settled_policy(policy("a")))
     facts.ctx.connections.put(connection_to("main"))
@@ -259,7 +259,7 @@ async def test_drifted_policy_is_enqueued(policy: MakeBody, facts: StubbedFacts)
     facts.ctx.policies.put(settled_policy(policy("a")))
     facts.drifted_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
-    walk = Resync(facts, NOTHING, woken.put_nowait, ignore)
+    walk = DriftPoller(facts, NOTHING, woken.put_nowait, ignore)
     facts.ctx.connections.put(connection_to("main"))
     async with asyncio.timeout(ROTATION_SECONDS / 2):
         assert await woken.get() == Key("shop", "a")
@@ -312,7 +312,7 @@ async def test_stalled_policies_are_checked_and_enqueued_in_turn(
     ):
         facts.ctx.policies.put(body)
     woken: asyncio.Queue[str] = asyncio.Queue()
-    walk = Resync(facts, questions, lambda key: woken.put_nowait(key.name), ignore)
+    walk = DriftPoller(facts, questions, lambda key: woken.put_nowait(key.name), ignore)
     facts.ctx.connections.put(connection_to("main"))
     names = set[str]()
     async with asyncio.timeout(HOUR):
@@ -334,7 +334,7 @@ async def test_connections_to_one_broker_share_stall_check_rate(
         facts.ctx.connections.put(connection_to(name))
         body = policy(name, connectionRef={"name": name})
         facts.ctx.policies.put(settled_policy(body, "OwnerConflict", "False"))
-    walk = Resync(facts, questions, ignore, ignore)
+    walk = DriftPoller(facts, questions, ignore, ignore)
     while len(questions.asked) < 30:  # noqa: ASYNC110 - a queue has no event for its length
         await asyncio.sleep(1)
     await walk.stop()
