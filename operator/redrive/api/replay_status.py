@@ -18,12 +18,11 @@ from pydantic import (
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
 from redrive.api.model import MAX_TOPIC, StatusModel
 from redrive.api.replay import Mode, ReplayEngine
+from redrive.api.retrypolicy import MAX_SHOWN
 from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.values import parse_duration
 
 _MAX_ENDS = 1024
-MAX_AUTHOR = 256
-"""Characters of the name of a user in a status."""
 
 
 class Phase(enum.StrEnum):
@@ -139,7 +138,7 @@ class RunApproval(StatusModel):
     approved_time: Timestamp | None = None
     """Time at which its ReplayApproval was created. Absent while the run waits for one."""
 
-    approved_by: Annotated[str, Field(max_length=MAX_AUTHOR)] | None = None
+    approved_by: Annotated[str, Field(max_length=MAX_SHOWN)] | None = None
     """Its annotation `redrive.io/requested-by`, which the command line writes. The admission policy
     of the chart refuses other names than the caller's."""
 

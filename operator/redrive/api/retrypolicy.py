@@ -407,7 +407,8 @@ class EffectiveFields(StatusModel):
 
 
 MAX_RESULTS = 10
-MAX_SHOWN_REASON = 256
+MAX_SHOWN = 256
+"""Maximum characters of the name of a user, or of a reason, in a status."""
 
 
 class ReplayResult(StatusModel):
@@ -419,14 +420,14 @@ class ReplayResult(StatusModel):
     uid: Annotated[str, Field(max_length=64)]
     """`metadata.uid` of the Replay."""
 
-    author: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
+    author: Annotated[str, Field(max_length=MAX_SHOWN)] | None = None
     """First 256 characters of the annotation `redrive.io/requested-by` of the Replay: the user who
     created it with the command line. The admission policy of the chart verifies it."""
 
-    approved_by: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
+    approved_by: Annotated[str, Field(max_length=MAX_SHOWN)] | None = None
     """`run.approval.approvedBy` of the Replay: the user who approved it with the command line."""
 
-    reason: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
+    reason: Annotated[str, Field(max_length=MAX_SHOWN)] | None = None
     """First 256 characters of `spec.reason` of the Replay."""
 
     ticket: Annotated[str, Field(max_length=256)] | None = None

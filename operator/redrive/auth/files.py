@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pulsar
 
@@ -42,6 +42,9 @@ _USED_SHARE = 0.8
 fails."""
 _PAUSE_SECONDS = 30.0
 """Time between two requests to such an issuer: each use of the credentials waits for the answer."""
+
+_Problem = tuple[str, str]
+"""Text of an error, with a file, and the remedy."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,11 @@ class BrokerCredentials(ABC):
         RedriveError: from each method, when a file is missing or has another content.
         AdminError: likewise, when an issuer gives no token.
     """
+
+    reason: ClassVar[str]
+    """Reason of the errors about files."""
+    missing: ClassVar[_Problem]
+    not_pem: ClassVar[_Problem]
 
     def __init__(self, hosts: tuple[str, ...] = ()) -> None:
         self._hosts = hosts
@@ -117,14 +125,6 @@ class BrokerCredentials(ABC):
     def _authorities(self) -> Path | None:
         """Return the file of those that are trusted; None for those of the machine."""
 
-    @abstractmethod
-    def _missing(self, file: Path, got: str) -> RedriveError:
-        """Return the error for a file that is not there, or is empty."""
-
-    @abstractmethod
-    def _no_pem(self, got: str) -> RedriveError:
-        """Return the error for certificate, key or authorities that are none."""
-
     def _authentication(self) -> pulsar.Authentication | None:
         if (certificate := self._certificate()) is not None:
             self._tls()  # the error of the client names no cause
@@ -174,7 +174,11 @@ class BrokerCredentials(ABC):
         try:
             return tls_context(**parts)
         except ValueError as error:
-            raise self._no_pem(str(error)) from None
+            raise self._unusable(self.not_pem, str(error)) from None
+
+    def _unusable(self, problem: _Problem, got: str, file: Path | None = None) -> RedriveError:
+        text, remedy = problem
+        return RedriveError(text.format(file), got=got, remedy=remedy, reason=self.reason)
 
     def _text(self, file: Path) -> str:
         try:
@@ -182,14 +186,14 @@ class BrokerCredentials(ABC):
         except UnicodeDecodeError:
             text = ""
         if not text:
-            raise self._missing(file, "nothing that is plain text")
+            raise self._unusable(self.missing, "nothing that is plain text", file)
         return text
 
     def _bytes(self, file: Path) -> bytes:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise self._missing(file, type(error).__name__) from None
+            raise self._unusable(self.missing, type(error).__name__, file) from None
 
 
 def _immortal(authentication: pulsar.Authentication) -> pulsar.Authentication:
@@ -209,6 +213,16 @@ class JobCredentials(BrokerCredentials):
         RedriveError: from each method, when a file is missing or has another content.
         AdminError: likewise, when an issuer gives no token.
     """
+
+    reason = "CredentialsMissing"
+    missing = (
+        "the credentials of the job are not at {}",
+        "store them in the Secret that the BrokerConnection names for its jobs",
+    )
+    not_pem = (
+        "the mounted files are no certificate with its key, or no authorities",
+        "store them in PEM in the Secret or ConfigMap that the connection names",
+    )
 
     def __init__(self, access: BrokerAccess) -> None:
         super().__init__(access.redirect_hosts)
@@ -271,22 +285,6 @@ class JobCredentials(BrokerCredentials):
         file = self._folder / "ca" / "ca.crt"
         return file if file.exists() else None
 
-    def _missing(self, file: Path, got: str) -> RedriveError:
-        return RedriveError(
-            f"the credentials of the job are not at {file}",
-            got=got,
-            remedy="store them in the Secret that the BrokerConnection names for its jobs",
-            reason="CredentialsMissing",
-        )
-
-    def _no_pem(self, got: str) -> RedriveError:
-        return RedriveError(
-            "the mounted files are no certificate with its key, or no authorities",
-            got=got,
-            remedy="store them in PEM in the Secret or ConfigMap that the connection names",
-            reason="CredentialsMissing",
-        )
-
 
 _job_credentials: dict[str, JobCredentials] = {}
 
@@ -318,6 +316,16 @@ class SourceCredentials(BrokerCredentials):
         AdminError: likewise, when an issuer gives no token.
     """
 
+    reason = "CredentialsUnreadable"
+    missing = (
+        "there are no credentials at {}, which an option names",
+        "put the file there on the driver and on each executor",
+    )
+    not_pem = (
+        "the files that the options name are no certificate with its key, or no authorities",
+        "put files in PEM there, on the driver and on each executor",
+    )
+
     def __init__(self, options: SourceAuthentication) -> None:
         super().__init__()
         self._options = options
@@ -335,7 +343,8 @@ class SourceCredentials(BrokerCredentials):
             key = json.loads(self._text(file))
             named = str(key["client_id"]), str(key["client_secret"])
         except (ValueError, KeyError, TypeError):
-            raise self._missing(file, "no JSON with client_id and client_secret") from None
+            got = "no JSON with client_id and client_secret"
+            raise self._unusable(self.missing, got, file) from None
         authorities = self._authorities()
         tls = None if authorities is None else self._context(ca=self._text(authorities))
         client = oauth2.Client(
@@ -358,22 +367,6 @@ class SourceCredentials(BrokerCredentials):
 
     def _file(self, name: str) -> Path:
         return Path(self._options.files[name])
-
-    def _missing(self, file: Path, got: str) -> RedriveError:
-        return RedriveError(
-            f"there are no credentials at {file}, which an option names",
-            got=got,
-            remedy="put the file there on the driver and on each executor",
-            reason="CredentialsUnreadable",
-        )
-
-    def _no_pem(self, got: str) -> RedriveError:
-        return RedriveError(
-            "the files that the options name are no certificate with its key, or no authorities",
-            got=got,
-            remedy="put files in PEM there, on the driver and on each executor",
-            reason="CredentialsUnreadable",
-        )
 
 
 _source_credentials: dict[str, SourceCredentials] = {}

@@ -148,7 +148,7 @@ def _count_by_replay(request: InspectionRequest) -> None:
         shown = document("PlannedCauseList", items, replay=plan["metadata"]["name"], **figures)
         print_document(shown, request.output, [item["cause"] for item in items])
         return
-    lines = list(_plan_summary(plan, counts))
+    lines = list(_plan_summary(request, plan, counts))
     if items:
         click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
         lines.append(f"Look at one: {one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
@@ -206,15 +206,11 @@ def _planned_row(count: PlannedCause | CauseCount) -> list[object]:
     ]
 
 
-def _plan_summary(plan: Body, counts: Body) -> Iterator[str]:
+def _plan_summary(request: InspectionRequest, plan: Body, counts: Body) -> Iterator[str]:
     """Yield the extent of the count."""
     scanned, matched = counts.get("scanned", 0), counts.get("matched", 0)
-    if not scanned:
-        yield "no dead letters: none came, or all are acknowledged"
-    elif not matched:
-        yield f"none of the {scanned} dead letters is selected"
-    else:
-        yield f"read {scanned} dead letters; {matched} are selected"
+    run = {"totalEntries": scanned, "messages": scanned, "matched": matched}
+    yield from summary_of(request, run)
     refused = (run_of(plan).get("preview") or {}).get("refused") or ()
     if refused:
         kinds = ", ".join(f"{count['messages']} {count['cause']}" for count in refused)

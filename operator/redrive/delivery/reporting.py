@@ -468,21 +468,16 @@ class Reporting(Middleware):
             topic=topic, new_id=new_id, reason=reason,
         )  # fmt: skip
 
-    def _report(  # noqa: PLR0913 - all that an event shows
+    def _report(
         self,
         name: Name,
         message: pulsar.Message,
         failure: Failure,
         text: str,
         *values: object,
-        topic: str = "",
-        new_id: str = "",
-        reason: str = "",
+        **details: str,
     ) -> None:
-        event = _event(
-            name, message, failure.attempt, failure.policy,
-            topic=topic, new_id=new_id, reason=reason,
-        )  # fmt: skip
+        event = _event(name, message, failure.attempt, failure.policy, **details)
         self._events.report(event, text, *values)
 
 

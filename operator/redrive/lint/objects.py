@@ -22,41 +22,30 @@ from redrive.api.conditions import moment_of
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import FieldProblem, field_problems, is_empty
 from redrive.errors import InvalidSpecError
-from redrive.kube.resources import (
-    DEAD_LETTER_NOW,
-    HAND_OVER_TO,
-    IGNORE_OUTAGES_UNTIL,
-    PAUSE,
-    RECONCILE_REQUESTED_AT,
-    REQUESTED_BY,
-    SKIP_CLEANUP,
-    TAKE_OVER_FROM,
-    UNLOAD_REQUESTED_AT,
-    USABLE_BY,
-)
+from redrive.kube import resources
 from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import IDS, Finding, LintRule, concerned, finding_at, nearest, suggestion
 
 ANNOTATIONS = (
-    DEAD_LETTER_NOW,
-    HAND_OVER_TO,
-    IGNORE_OUTAGES_UNTIL,
-    PAUSE,
-    RECONCILE_REQUESTED_AT,
-    REQUESTED_BY,
-    SKIP_CLEANUP,
-    TAKE_OVER_FROM,
-    UNLOAD_REQUESTED_AT,
-    USABLE_BY,
+    resources.DEAD_LETTER_NOW,
+    resources.HAND_OVER_TO,
+    resources.IGNORE_OUTAGES_UNTIL,
+    resources.PAUSE,
+    resources.RECONCILE_REQUESTED_AT,
+    resources.REQUESTED_BY,
+    resources.SKIP_CLEANUP,
+    resources.TAKE_OVER_FROM,
+    resources.UNLOAD_REQUESTED_AT,
+    resources.USABLE_BY,
 )
 """Annotations that users write."""
 _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
-    PAUSE: ("true or false", lambda text: text in {"true", "false"}),
+    resources.PAUSE: ("true or false", lambda text: text in {"true", "false"}),
     **dict.fromkeys(
-        (IGNORE_OUTAGES_UNTIL, UNLOAD_REQUESTED_AT),
+        (resources.IGNORE_OUTAGES_UNTIL, resources.UNLOAD_REQUESTED_AT),
         ("a time like 2026-11-27T12:00:00Z", lambda text: moment_of(text) is not None),
     ),
-    DEAD_LETTER_NOW: (
+    resources.DEAD_LETTER_NOW: (
         "ORIGIN@TIME like 4711:3:0@2026-11-27T12:00:00Z, separated by spaces",
         is_dead_letter_annotation,
     ),

@@ -37,7 +37,7 @@ from redrive.api.replay_status import (
     ReplayStatus,
     is_admitted,
 )
-from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
+from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN, ReplayResult
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, KubernetesError, NotFoundError
@@ -283,9 +283,9 @@ async def _record_result(
     result = ReplayResult(
         name=metadata["name"],
         uid=metadata["uid"],
-        author=(_author(replay) or "")[:MAX_SHOWN_REASON] or None,
+        author=(_author(replay) or "")[:MAX_SHOWN] or None,
         approved_by=run.approval.approved_by if run.approval else None,
-        reason=spec["reason"][:MAX_SHOWN_REASON] if spec.get("reason") else None,
+        reason=spec["reason"][:MAX_SHOWN] if spec.get("reason") else None,
         ticket=spec.get("ticket"),
         phase=fields["phase"],
         result=reason,

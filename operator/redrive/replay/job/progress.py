@@ -27,7 +27,6 @@ from redrive.api.model import is_empty, parse_spec
 from redrive.api.replay import Mode, ReplayApprovalSpec, ReplayRate
 from redrive.api.replay_status import (
     FINAL,
-    MAX_AUTHOR,
     WHILE_RUNNING,
     JobFailure,
     ReplayRun,
@@ -37,6 +36,7 @@ from redrive.api.replay_status import (
     RunReview,
     is_admitted,
 )
+from redrive.api.retrypolicy import MAX_SHOWN
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
@@ -193,7 +193,7 @@ class Progress:
         author = (metadata.get("annotations") or {}).get(resources.REQUESTED_BY)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         return RunApproval(
-            messages=messages, approved_time=created, approved_by=author and author[:MAX_AUTHOR]
+            messages=messages, approved_time=created, approved_by=author and author[:MAX_SHOWN]
         )
 
     def preview(self, preview: RunPreview) -> None:
