@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
@@ -26,6 +26,7 @@ from redrive.api.model import (
     ApiModel,
     ApprovalAbove,
     CaRef,
+    CheckedModel,
     Form,
     ObjectName,
     OneOf,
@@ -147,11 +148,7 @@ _MEMBERS = {
     AuthenticationType.TLS.value: "tls",
     AuthenticationType.OAUTH2.value: "oauth2",
 }
-_TYPE = one_of(
-    AuthenticationType,
-    "`type` of `authentication` must be a kind of credentials",
-    "use one of Token, TLS, OAuth2, None",
-)
+_TYPE = one_of(AuthenticationType, "`type` of `authentication`", "a kind of credentials")
 
 
 class Authentication(TypedUnion):
@@ -290,11 +287,7 @@ class ReplayIdentity(JobIdentity):
             tuple[
                 Annotated[
                     Requirement,
-                    *one_of(
-                        Requirement,
-                        "`require` must be a list of Reason and Ticket",
-                        "use one of Reason, Ticket",
-                    ),
+                    *one_of(Requirement, "`require`", "a list of Reason and Ticket"),
                 ],
                 ...,
             ],
@@ -355,23 +348,13 @@ class InspectionIdentity(JobIdentity):
     these credentials. Example: `inspector`."""
 
     retry_topics: Annotated[
-        InspectionPermission,
-        *one_of(
-            InspectionPermission,
-            "`retryTopics` must be Never or Allowed",
-            "use one of Never, Allowed",
-        ),
+        InspectionPermission, *one_of(InspectionPermission, "`retryTopics`")
     ] = InspectionPermission.NEVER
     """`Allowed`: each policy also grants the role `consume` on its retry topic, and Inspections may
     read messages that wait for a retry. Defaults to Never."""
 
     clear_payloads: Annotated[
-        InspectionPermission,
-        *one_of(
-            InspectionPermission,
-            "`clearPayloads` must be Never or Allowed",
-            "use one of Never, Allowed",
-        ),
+        InspectionPermission, *one_of(InspectionPermission, "`clearPayloads`")
     ] = InspectionPermission.NEVER
     """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
@@ -417,7 +400,7 @@ _ROLES_DIFFER = Rule(
 )
 
 
-class BrokerConnectionSpec(ApiModel):
+class BrokerConnectionSpec(CheckedModel):
     """A broker, and the permissions of the objects that use it through this connection."""
 
     model_config = ConfigDict(
@@ -457,21 +440,14 @@ class BrokerConnectionSpec(ApiModel):
     """Values for fields that policies of this connection leave out. A change applies to them at
     once. Defaults to none."""
 
-    @model_validator(mode="after")
-    def _check_broker(self) -> Self:
+    def _check(self) -> None:
         if (self.pulsar_cluster is None) == (self.rocketmq is None):
-            raise ValueError(f"{ONE_BROKER.problem}; {ONE_BROKER.remedy}")
+            raise ONE_BROKER.error()
         others = (self.allow, self.replay, self.inspection, self.jobs, self.policy_defaults)
         if self.rocketmq is not None and any(others):
-            raise ValueError(f"{ONLY_PULSAR.problem}; {ONLY_PULSAR.remedy}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_roles(self) -> Self:
+            raise ONLY_PULSAR.error()
         if self.replay and self.inspection and self.replay.role == self.inspection.role:
-            problem, remedy = _ROLES_DIFFER.problem, _ROLES_DIFFER.remedy
-            raise ValueError(f"{problem}; got {self.inspection.role!r}; {remedy}")
-        return self
+            raise _ROLES_DIFFER.error(self.inspection.role)
 
     @property
     def pulsar(self) -> PulsarBroker:

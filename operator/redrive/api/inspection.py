@@ -6,10 +6,10 @@ import enum
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, Strict, model_validator
+from pydantic import ConfigDict, Field, Strict
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.model import VALIDATIONS, ApiModel, Form, at_most_one, one_of
+from redrive.api.model import VALIDATIONS, ApiModel, CheckedModel, Form, at_most_one, one_of
 from redrive.api.permissions import RuleName
 from redrive.api.policy_defaults import bounded_duration
 from redrive.api.replay import (
@@ -21,6 +21,7 @@ from redrive.api.replay import (
     immutable,
 )
 from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedCauseCount
+from redrive.errors import InvalidSpecError
 
 RETURNED, MAX_RETURNED = 20, 500
 """Messages that are returned by default, and at most."""
@@ -59,10 +60,7 @@ class ReturnedPayload(enum.StrEnum):
     CLEAR = "Clear"
 
 
-Payload = Annotated[
-    ReturnedPayload,
-    *one_of(ReturnedPayload, "`payload` must be Masked or Clear", "use one of Masked, Clear"),
-]
+Payload = Annotated[ReturnedPayload, *one_of(ReturnedPayload, "`payload`")]
 
 
 class ReturnedCauses(ApiModel):
@@ -119,14 +117,7 @@ class Export(ApiModel):
     destination: RuleName
     """Name of one of `inspection.destinations` of the connection. Example: `archive`."""
 
-    format: Annotated[
-        ExportFormat,
-        *one_of(
-            ExportFormat,
-            "`format` must be Parquet, JSONLines or HTML",
-            "use one of Parquet, JSONLines, HTML",
-        ),
-    ] = ExportFormat.PARQUET
+    format: Annotated[ExportFormat, *one_of(ExportFormat, "`format`")] = ExportFormat.PARQUET
     """`Parquet` or `JSONLines`: each message, with its payload. `HTML`: a report of their causes,
     times, keys and sizes as one page, without payloads. Defaults to Parquet."""
 
@@ -138,7 +129,7 @@ class Export(ApiModel):
 _RESULTS = at_most_one("spec", "messages", "causes", "export")
 
 
-class InspectionSpec(ApiModel):
+class InspectionSpec(CheckedModel):
     """One reading of messages. Immutable, except `ttlAfterFinished`."""
 
     model_config = ConfigDict(
@@ -171,11 +162,7 @@ class InspectionSpec(ApiModel):
 
     source: Annotated[
         InspectedMessages,
-        *one_of(
-            InspectedMessages,
-            "`from` must be DeadLetter or Retry",
-            "use one of DeadLetter, Retry",
-        ),
+        *one_of(InspectedMessages, "`from`"),
         Field(alias="from"),
     ] = InspectedMessages.DEAD_LETTER
     """`DeadLetter`: dead letters that no Replay has moved. `Retry`: messages that wait for a retry;
@@ -211,11 +198,10 @@ class InspectionSpec(ApiModel):
     ticket: TicketText | None = None
     """Ticket of the Inspection, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
-    @model_validator(mode="after")
-    def _check_results(self) -> Self:
+    def _check(self) -> None:
         if len(self._results) > 1:
-            raise ValueError(f"{_RESULTS.problem}; got more than one of them; {_RESULTS.remedy}")
-        return self
+            problem = f"{_RESULTS.problem}; got more than one of them"
+            raise InvalidSpecError(problem, remedy=_RESULTS.remedy)
 
     @property
     def reveals(self) -> bool:

@@ -18,18 +18,18 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, Strict, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, Strict, WithJsonSchema
 
 from redrive.api import Body
 from redrive.api.model import (
     VALIDATIONS,
     ApiModel,
+    CheckedModel,
     Form,
     Rule,
     StatusModel,
-    refusing,
 )
 from redrive.api.permissions import LabelSelector, Namespaces
 from redrive.errors import InvalidSpecError
@@ -76,7 +76,7 @@ _DEFAULT_LISTED = Rule(
 )
 
 
-class ConnectionJobs(ApiModel):
+class ConnectionJobs(CheckedModel):
     """The job templates that Replays of a connection may use."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_DEFAULT_LISTED.to_schema()]})
@@ -95,15 +95,10 @@ class ConnectionJobs(ApiModel):
     """Maximum number of executors of a Replay, 1 to 1000. The lowest limit applies: this one, that
     of the template, or that of the operator. Defaults to the latter two. Example: `20`."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(ConnectionJobs._check_default)(self)
-        return self
-
-    def _check_default(self) -> None:
+    def _check(self) -> None:
         name = self.default_template
         if name is not None and self.templates is not None and name not in self.templates:
-            raise InvalidSpecError(_DEFAULT_LISTED.problem, got=name, remedy=_DEFAULT_LISTED.remedy)
+            raise _DEFAULT_LISTED.error(name)
 
     @property
     def default(self) -> str:
@@ -135,7 +130,7 @@ class JobMetadata(ApiModel):
     """Annotations."""
 
 
-class JobTemplate(ApiModel):
+class JobTemplate(CheckedModel):
     """The pods of replay jobs, as administrators write them in the file of job templates."""
 
     namespaces: Namespaces | None = None
@@ -173,12 +168,7 @@ class JobTemplate(ApiModel):
     max_executors: Executors = 4
     """Maximum number of executors of a Replay. Defaults to 4."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(JobTemplate._check_fields)(self)
-        return self
-
-    def _check_fields(self) -> None:
+    def _check(self) -> None:
         if self.executors > self.max_executors:
             raise InvalidSpecError(
                 "`executors` must be at most `maxExecutors`",

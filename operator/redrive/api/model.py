@@ -37,7 +37,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
-from redrive.errors import InvalidSpecError, RedriveError
+from redrive.errors import NOTHING, InvalidSpecError, RedriveError
 from redrive.policy import naming
 
 
@@ -106,6 +106,10 @@ class Rule:
             message = f"{before} + {self.got} + {after}".replace('" + "', "")
             written["messageExpression"] = message
         return written
+
+    def error(self, got: object = NOTHING) -> InvalidSpecError:
+        """Return the error of an object that was read and breaks the rule; *got* is its value."""
+        return InvalidSpecError(self.problem, got=got, remedy=self.remedy)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -189,21 +193,34 @@ def at_most_one(name: str, *fields: str) -> Rule:
     )
 
 
-class OneOf(ApiModel):
+class CheckedModel(ApiModel):
+    """A model whose fields depend on each other."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        try:
+            self._check()
+        except RedriveError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def _check(self) -> None:
+        """Check all fields together.
+
+        Raises:
+            InvalidSpecError: they contradict each other.
+        """
+        raise NotImplementedError
+
+
+class OneOf(CheckedModel):
     """A union with at most one field. Without any it is empty, as if it were left out."""
 
     ONE: ClassVar[Rule]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(OneOf._check_one)(self)
-        return self
-
-    def _check_one(self) -> None:
+    def _check(self) -> None:
         if sum(getattr(self, name) is not None for name in type(self).model_fields) > 1:
-            raise InvalidSpecError(
-                self.ONE.problem, got="more than one of them", remedy=self.ONE.remedy
-            )
+            raise self.ONE.error("more than one of them")
 
 
 def of_its_type(name: str, members: Mapping[str, str]) -> Rule:
@@ -223,7 +240,7 @@ def of_its_type(name: str, members: Mapping[str, str]) -> Rule:
     )
 
 
-class TypedUnion(ApiModel):
+class TypedUnion(CheckedModel):
     """A union whose field `type` selects its other field."""
 
     MEMBERS: ClassVar[Mapping[str, str]]
@@ -231,24 +248,28 @@ class TypedUnion(ApiModel):
 
     RULE: ClassVar[Rule]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(TypedUnion._check_members)(self)
-        return self
-
-    def _check_members(self) -> None:
+    def _check(self) -> None:
         word = self.type  # type: ignore[attr-defined]  # each union has its own values
         fields = {info.alias: getattr(self, name) for name, info in type(self).model_fields.items()}
         for value, field in self.MEMBERS.items():
             if (word == value) != (fields[field] is not None):
-                raise InvalidSpecError(self.RULE.problem, got=str(word), remedy=self.RULE.remedy)
+                raise self.RULE.error(str(word))
 
 
 E = TypeVar("E", bound=enum.StrEnum)
 
 
-def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
-    """Return the annotations of a field with the values of *kind*."""
+def one_of(kind: type[E], field: str, form: str = "") -> tuple[object, ...]:
+    """Return the annotations of a field with the values of *kind*.
+
+    Args:
+        kind: its values.
+        field: the field, for the message.
+        form: description of its values for the message. Defaults to all of them.
+    """
+    *words, last = kind
+    form = form or f"{', '.join(words)} or {last}"
+    problem, remedy = f"{field} must be {form}", f"use one of {', '.join(kind)}"
 
     def parse(value: object) -> E:
         member = next((word for word in kind if word == value), None)
@@ -386,7 +407,7 @@ def _short_together(field: str, most: int) -> tuple[object, ...]:
     def check(roles: tuple[str, ...]) -> tuple[str, ...]:
         length = sum(map(len, roles))
         if length > most:
-            raise InvalidSpecError(rule.problem, got=length, remedy=rule.remedy)
+            raise rule.error(length)
         return roles
 
     return rule, AfterValidator(refusing(check))

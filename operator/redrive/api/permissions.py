@@ -10,15 +10,16 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, Strict, model_validator
+from pydantic import ConfigDict, Field, Strict
 
 from redrive.api.model import (
     MAX_TOPIC,
     SET,
     VALIDATIONS,
     ApiModel,
+    CheckedModel,
     Form,
     LabelKey,
     ObjectName,
@@ -26,9 +27,7 @@ from redrive.api.model import (
     Rule,
     at_most_one,
     one_of,
-    refusing,
 )
-from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
@@ -89,7 +88,7 @@ _VALUES = Rule(
 )
 
 
-class LabelExpression(ApiModel):
+class LabelExpression(CheckedModel):
     """One requirement on a label."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_VALUES.to_schema()]})
@@ -104,15 +103,10 @@ class LabelExpression(ApiModel):
     values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=SET)] = ()
     """Values of `In` and `NotIn`, which require them. Defaults to none."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(LabelExpression._check_values)(self)
-        return self
-
-    def _check_values(self) -> None:
+    def _check(self) -> None:
         compares = self.operator in {LabelOperator.IN, LabelOperator.NOT_IN}
         if compares != bool(self.values):
-            raise InvalidSpecError(_VALUES.problem, got=self.operator.value, remedy=_VALUES.remedy)
+            raise _VALUES.error(self.operator.value)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return True if *labels* meet the requirement."""
@@ -170,7 +164,7 @@ class Consent(enum.StrEnum):
 
 def consent(field: str) -> tuple[object, ...]:
     """Return the annotations of a field with a `Consent`."""
-    return one_of(Consent, f"`{field}` must be Never or Allowed", "use one of Never, Allowed")
+    return one_of(Consent, f"`{field}`")
 
 
 class NamespaceLimits(ApiModel):

@@ -18,13 +18,13 @@ from pydantic import (
     PlainSerializer,
     Strict,
     WithJsonSchema,
-    model_validator,
 )
 
 from redrive.api.model import (
     QUOTED,
     VALIDATIONS,
     ApiModel,
+    CheckedModel,
     ObjectName,
     OneOf,
     Rule,
@@ -164,7 +164,7 @@ _RISES = Rule(
 )
 
 
-class Exponential(ApiModel):
+class Exponential(CheckedModel):
     """Delays that grow by a factor from retry to retry."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_RISES.to_schema()]})
@@ -183,10 +183,8 @@ class Exponential(ApiModel):
     """Maximum percentage of each delay, 0 to 100, by which it is shortened at random, so that
     messages that failed together do not return together. Defaults to 0."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(Exponential.to_ladder)(self)
-        return self
+    def _check(self) -> None:
+        self.to_ladder()
 
     def to_ladder(self) -> Ladder:
         """Return the ladder.
@@ -219,10 +217,9 @@ class DelayLadder(OneOf):
     exponential: Exponential | None = None
     """Delays that grow by a factor from retry to retry, optionally with jitter."""
 
-    @model_validator(mode="after")
-    def _check_ladder(self) -> Self:
-        refusing(DelayLadder.to_ladder)(self)
-        return self
+    def _check(self) -> None:
+        super()._check()
+        self.to_ladder()
 
     def to_ladder(self) -> Ladder:
         """Return the ladder; the default if it is empty.
@@ -368,19 +365,12 @@ class NotRetryable(enum.StrEnum):
     IGNORE = "Ignore"
 
 
-class OutageBreakerSpec(ApiModel):
+class OutageBreakerSpec(CheckedModel):
     """Pause of consumers in an outage of a service that they depend on."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_FITS.to_schema()]})
 
-    mode: Annotated[
-        OutageMode,
-        *one_of(
-            OutageMode,
-            "`mode` of an outage breaker must be Pause or Never",
-            "use one of Pause, Never",
-        ),
-    ]
+    mode: Annotated[OutageMode, *one_of(OutageMode, "`mode` of an outage breaker")]
     """`Pause`: consumers pause in an outage. `Never`: they do not, even if `policyDefaults` of the
     connection enable it. Required beside the other fields."""
 
@@ -406,21 +396,14 @@ class OutageBreakerSpec(ApiModel):
     up retries, until a message succeeds. Defaults to 6h."""
 
     not_retryable: Annotated[
-        NotRetryable,
-        *one_of(
-            NotRetryable,
-            "`notRetryable` of an outage breaker must be Count or Ignore",
-            "use one of Count, Ignore",
-        ),
+        NotRetryable, *one_of(NotRetryable, "`notRetryable` of an outage breaker")
     ] = NotRetryable.COUNT
     """`Count`: failures that the rules of a consumer dead-letter at once (`dead_letter_on`) count,
     too, so that a faulty release pauses instead of dead-lettering a whole backlog. `Ignore`: they
     are always dead-lettered. Defaults to `Count`."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(OutageBreakerSpec.to_limits)(self)
-        return self
+    def _check(self) -> None:
+        self.to_limits()
 
     def to_limits(self) -> OutageLimits | None:
         """Return the limits for consumers; None if they never pause.
@@ -477,15 +460,7 @@ class Choices(ApiModel):
     `[1s, 5s, 10s]`."""
 
     deletion_policy: (
-        Annotated[
-            DeletionPolicy,
-            *one_of(
-                DeletionPolicy,
-                "`deletionPolicy` must be Retain, RevokeGrants, DeleteIfEmpty or Delete",
-                "use one of Retain, RevokeGrants, DeleteIfEmpty, Delete",
-            ),
-        ]
-        | None
+        Annotated[DeletionPolicy, *one_of(DeletionPolicy, "`deletionPolicy`")] | None
     ) = None
     """Effect of a deletion of the policy at the broker. `Retain`: none. `RevokeGrants`: it revokes
     the grants of redrive, and changes nothing else. `Delete`: it deletes the topics that redrive

@@ -5,14 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
     Strict,
-    model_validator,
 )
 
 from redrive.api.job import ReplayJobTemplate
@@ -21,6 +20,7 @@ from redrive.api.model import (
     SET,
     VALIDATIONS,
     ApiModel,
+    CheckedModel,
     Form,
     ObjectName,
     Rule,
@@ -93,7 +93,7 @@ Moment = Annotated[
 ]
 
 
-class MessageSelection(ApiModel):
+class MessageSelection(CheckedModel):
     """Selection of messages. A message has to match all fields that are set."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_WINDOW.to_schema()]})
@@ -147,15 +147,10 @@ class MessageSelection(ApiModel):
     """Publish time before which messages are selected. Defaults to any. Example:
     `2026-11-21T10:00:00Z`."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(MessageSelection._check_parts)(self)
-        return self
-
-    def _check_parts(self) -> None:
+    def _check(self) -> None:
         since, until = milliseconds(self.since), milliseconds(self.until)
         if since is not None and until is not None and since >= until:
-            raise InvalidSpecError(_WINDOW.problem, got=self.since, remedy=_WINDOW.remedy)
+            raise _WINDOW.error(self.since)
 
 
 class Selection(MessageSelection):
@@ -327,14 +322,7 @@ class ReplayTarget(TypedUnion):
     RULE = of_its_type("target", MEMBERS)
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
 
-    type: Annotated[
-        Target,
-        *one_of(
-            Target,
-            "`type` of `target` must be Retry, Source or Topic",
-            "use one of Retry, Source, Topic",
-        ),
-    ]
+    type: Annotated[Target, *one_of(Target, "`type` of `target`")]
     """`Retry`: the retry topic, for the subscription of the policy only. `Source`: the source
     topic, for all of its subscriptions. `Topic`: the topic of the field `topic`."""
 
@@ -343,7 +331,7 @@ class ReplayTarget(TypedUnion):
     retry, dead-letter or ledger topic of another policy."""
 
 
-class ReplaySpec(ApiModel):
+class ReplaySpec(CheckedModel):
     """One run that moves dead letters.
 
     Immutable, except `suspend`, `cancel`, `rateLimit`, `deadline` and `ttlAfterFinished`, and
@@ -370,14 +358,7 @@ class ReplaySpec(ApiModel):
     target: ReplayTarget = ReplayTarget(type=Target.RETRY)
     """The topic that dead letters are moved to. Defaults to the retry topic."""
 
-    guarantee: Annotated[
-        Guarantee,
-        *one_of(
-            Guarantee,
-            "`guarantee` must be ExactlyOnce or AtLeastOnce",
-            "use one of ExactlyOnce, AtLeastOnce",
-        ),
-    ] = Guarantee.EXACTLY_ONCE
+    guarantee: Annotated[Guarantee, *one_of(Guarantee, "`guarantee`")] = Guarantee.EXACTLY_ONCE
     """`ExactlyOnce`: a target that does not deduplicate is refused, and so are messages that may be
     stored there already. `AtLeastOnce`: both are accepted, so a message may be stored twice.
     Defaults to ExactlyOnce."""
@@ -386,10 +367,7 @@ class ReplaySpec(ApiModel):
     """Maximum number of Replays of a message, including this one, 1 to 1000000. A message with as
     many Replays is refused, and stays. Defaults to no limit. Example: `3`."""
 
-    mode: Annotated[
-        Mode,
-        *one_of(Mode, "`mode` must be Run, Plan or Review", "use one of Run, Plan, Review"),
-    ] = Mode.RUN
+    mode: Annotated[Mode, *one_of(Mode, "`mode`")] = Mode.RUN
     """`Run`: messages are moved. `Plan`: they are only counted, and `status.run.preview` shows the
     result; other Replays of the policy may run at the same time. `Review`: the run plans, and then
     waits until `mode` is set to `Run`. It then moves the counted messages, and none that came
@@ -407,14 +385,7 @@ class ReplaySpec(ApiModel):
     """`true` ends the run: in-flight messages are settled, and the Replay is Failed with reason
     `Canceled`. Messages that were moved remain moved. It cannot change back. Defaults to false."""
 
-    sending: Annotated[
-        Sending,
-        *one_of(
-            Sending,
-            "`sending` must be Individual or Batched",
-            "use one of Individual, Batched",
-        ),
-    ] = Sending.INDIVIDUAL
+    sending: Annotated[Sending, *one_of(Sending, "`sending`")] = Sending.INDIVIDUAL
     """`Individual`: each message is an entry of its own. `Batched`: messages are sent in batches,
     which is faster and costs the broker less. A consumer receives a batch as a whole. It receives
     the whole batch again if it exits, or returns one message, before all are acknowledged. Refused
@@ -447,9 +418,8 @@ class ReplaySpec(ApiModel):
                     Confirmation,
                     *one_of(
                         Confirmation,
-                        "`confirmations` must be a list of Reconciled, DiscardUnreadable and "
-                        "UnprovenHandled",
-                        "use one of Reconciled, DiscardUnreadable, UnprovenHandled",
+                        "`confirmations`",
+                        "a list of Reconciled, DiscardUnreadable and UnprovenHandled",
                     ),
                 ],
                 ...,
@@ -466,10 +436,7 @@ class ReplaySpec(ApiModel):
     handled; they are acknowledged, not sent, and count as skipped. Without it they are refused as
     `Unproven`, and remain. Defaults to none."""
 
-    engine: Annotated[
-        ReplayEngine,
-        *one_of(ReplayEngine, "`engine` must be Auto, Job or Spark", "use one of Auto, Job, Spark"),
-    ] = ReplayEngine.AUTO
+    engine: Annotated[ReplayEngine, *one_of(ReplayEngine, "`engine`")] = ReplayEngine.AUTO
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
     `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
     `select.ids`, `select.limit` or the last statistics of the policy, and without a Spark operator;
@@ -479,14 +446,9 @@ class ReplaySpec(ApiModel):
     """Job template of its pods, and number of executors. Defaults to the template and the number of
     the BrokerConnection."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(ReplaySpec._check_followed)(self)
-        return self
-
-    def _check_followed(self) -> None:
+    def _check(self) -> None:
         if self.follow_for is not None and (self.is_plan or self.target.type is Target.TOPIC):
-            raise InvalidSpecError(_FOLLOWED.problem, remedy=_FOLLOWED.remedy)
+            raise _FOLLOWED.error()
 
     @property
     def is_plan(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
     WithJsonSchema,
-    model_validator,
 )
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
@@ -19,6 +18,7 @@ from redrive.api.model import (
     VALIDATIONS,
     ApiModel,
     ApprovalAbove,
+    CheckedModel,
     ConsumerRoles,
     ObjectName,
     Rule,
@@ -129,14 +129,9 @@ class Chaining(enum.StrEnum):
 class ReplayRules(ApiModel):
     """Rules for Replays of a policy."""
 
-    safety: Annotated[
-        ReplaySafety,
-        *one_of(
-            ReplaySafety,
-            "`replay.safety` must be Idempotent, ReconcileFirst or Never",
-            "use one of Idempotent, ReconcileFirst, Never",
-        ),
-    ] = ReplaySafety.IDEMPOTENT
+    safety: Annotated[ReplaySafety, *one_of(ReplaySafety, "`replay.safety`")] = (
+        ReplaySafety.IDEMPOTENT
+    )
     """Permission to handle dead letters again. `Idempotent`: always. `ReconcileFirst`: after the
     effects of their first handling were reconciled, which a Replay confirms by `confirmations:
     [Reconciled]`. `Never`: each Replay of this policy is refused, except plans. Defaults to
@@ -159,7 +154,7 @@ class ConnectionRef(ApiModel):
     policy. Defaults to that namespace."""
 
 
-class RetryPolicySpec(Choices):
+class RetryPolicySpec(Choices, CheckedModel):
     """Retries of failed messages of one subscription, and their dead letters."""
 
     model_config = ConfigDict(
@@ -210,22 +205,14 @@ class RetryPolicySpec(Choices):
     """Names of retry topic, dead-letter topic and ConfigMap. Defaults to derived names.
     Immutable."""
 
-    adoption: Annotated[
-        Adoption,
-        *one_of(Adoption, "`adoption` must be Never or IfPresent", "use one of Never, IfPresent"),
-    ] = Adoption.NEVER
+    adoption: Annotated[Adoption, *one_of(Adoption, "`adoption`")] = Adoption.NEVER
     """`IfPresent`: the retry and the dead-letter topic may be existing topics that redrive did not
     create. They get the grants, topic policies and subscriptions that the policy needs. With
     `deletionPolicy: Delete` their original settings are restored, and they are never deleted. The
     connection must allow it. `Never`: a policy that needs such a topic is refused. Defaults to
     Never."""
 
-    chaining: Annotated[
-        Chaining,
-        *one_of(
-            Chaining, "`chaining` must be Forbidden or Allowed", "use one of Forbidden, Allowed"
-        ),
-    ] = Chaining.FORBIDDEN
+    chaining: Annotated[Chaining, *one_of(Chaining, "`chaining`")] = Chaining.FORBIDDEN
     """`Allowed`: the source topic may be a retry or dead-letter topic of redrive, for example of a
     service that consumes dead letters. `Forbidden`: such a policy is refused, because mostly it
     would retry the same messages twice. Defaults to Forbidden."""
@@ -245,29 +232,16 @@ class RetryPolicySpec(Choices):
     """Rules for Replays of this policy. Defaults to none: any Replay may run."""
 
     management_policy: Annotated[
-        ManagementPolicy,
-        *one_of(
-            ManagementPolicy,
-            "`managementPolicy` must be Manage or Observe",
-            "use one of Manage, Observe",
-        ),
+        ManagementPolicy, *one_of(ManagementPolicy, "`managementPolicy`")
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive creates and repairs everything that the policy needs. `Observe`: it changes
     nothing, at the broker or in Kubernetes; the condition `DriftDetected` and
     `status.plannedChanges` show the changes that it would make. Defaults to Manage."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(RetryPolicySpec._check_names)(self)
-        refusing(RetryPolicySpec._check_order)(self)
-        return self
-
-    def _check_names(self) -> None:
+    def _check(self) -> None:
         for topic in (self.naming.retry_topic, self.naming.dead_letter_topic):
             if topic is not None:
                 names.check_sibling(topic, self.topic)
-
-    def _check_order(self) -> None:
         check_order(self.subscription_type, ordered=self.is_ordered)
         check_sequenced(
             self.dead_letter.sequenced,

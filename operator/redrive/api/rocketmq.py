@@ -126,11 +126,7 @@ class RocketMQAuthentication(TypedUnion):
 
     type: Annotated[
         RocketMQAuthenticationType,
-        *one_of(
-            RocketMQAuthenticationType,
-            "`type` of `authentication` must be AccessKey or None",
-            "use one of AccessKey, None",
-        ),
+        *one_of(RocketMQAuthenticationType, "`type` of `authentication`"),
     ]
     """Kind of credentials: `AccessKey` with the field `accessKey`. `None` is for development
     clusters without authentication."""
@@ -269,7 +265,7 @@ class RocketMQRetryPolicySpec(ApiModel):
 
     clients: Annotated[
         ClientKind,
-        *one_of(ClientKind, "`clients` must be GRPC or Remoting", "use one of GRPC, Remoting"),
+        *one_of(ClientKind, "`clients`"),
     ] = ClientKind.GRPC
     """Protocol of the group's consumers. `GRPC`: clients of RocketMQ 5, which obey the policy of
     the group. `Remoting`: older clients, which retry by settings of their own and the broker's
@@ -287,7 +283,7 @@ class RocketMQRetryPolicySpec(ApiModel):
 
     ordering: Annotated[
         Ordering,
-        *one_of(Ordering, "`ordering` must be None or PerKey", "use one of None, PerKey"),
+        *one_of(Ordering, "`ordering`"),
     ] = Ordering.NONE
     """`PerKey`: the group consumes in order, and a failed message blocks later ones of its queue.
     Defaults to None."""
@@ -297,11 +293,7 @@ class RocketMQRetryPolicySpec(ApiModel):
 
     deletion_policy: Annotated[
         GroupDeletion,
-        *one_of(
-            GroupDeletion,
-            "`deletionPolicy` must be Retain or Delete",
-            "use one of Retain, Delete",
-        ),
+        *one_of(GroupDeletion, "`deletionPolicy`"),
     ] = GroupDeletion.RETAIN
     """`Delete`: the deletion of the policy deletes the group and the retry and dead-letter topics,
     each only if redrive created it. A rule of the connection must allow it. `Retain`: they stay.
@@ -309,11 +301,7 @@ class RocketMQRetryPolicySpec(ApiModel):
 
     management_policy: Annotated[
         ManagementPolicy,
-        *one_of(
-            ManagementPolicy,
-            "`managementPolicy` must be Manage or Observe",
-            "use one of Manage, Observe",
-        ),
+        *one_of(ManagementPolicy, "`managementPolicy`"),
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive creates and repairs group and topics. `Observe`: it changes nothing; the
     condition `DriftDetected` and `status.plannedChanges` show the changes that it would make.

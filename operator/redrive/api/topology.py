@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from datetime import timedelta
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
@@ -13,13 +13,13 @@ from pydantic import (
     Field,
     Strict,
     WithJsonSchema,
-    model_validator,
 )
 
 from redrive.api.model import (
     QUOTED,
     VALIDATIONS,
     ApiModel,
+    CheckedModel,
     ReaderRoles,
     Rule,
     Subscription,
@@ -97,7 +97,7 @@ RetentionTime = Annotated[
 
 def _check_size(text: str) -> str:
     if not MIB <= parse_size(text) <= MAX_MEGABYTES * MIB:
-        raise InvalidSpecError(_IN_BOUNDS.problem, got=text, remedy=_IN_BOUNDS.remedy)
+        raise _IN_BOUNDS.error(text)
     return text
 
 
@@ -202,15 +202,12 @@ _MORE_THAN_THE_QUOTA = Rule(
 )
 
 
-class DeadLetterTopic(_Expiring):
+class DeadLetterTopic(_Expiring, CheckedModel):
     """Treatment of messages that have used up their retries."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_MORE_THAN_THE_QUOTA.to_schema()]})
 
-    mode: Annotated[
-        DeadLetterMode,
-        *one_of(DeadLetterMode, "`mode` must be Keep or Discard", "use one of Keep, Discard"),
-    ] = DeadLetterMode.KEEP
+    mode: Annotated[DeadLetterMode, *one_of(DeadLetterMode, "`mode`")] = DeadLetterMode.KEEP
     """`Keep`: they are kept in the dead-letter topic. `Discard`: there is no such topic, and
     consumers acknowledge a message permanently once its retries are used up. Java consumers cannot
     discard: without a dead-letter topic they retry permanently. Defaults to Keep."""
@@ -246,19 +243,10 @@ class DeadLetterTopic(_Expiring):
     resetting the cursor: readers of dead letters can also delete them. At most 16 roles, with 1024
     characters in total. Defaults to none. Example: `[oncall]`."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(DeadLetterTopic._check_sizes)(self)
-        return self
-
-    def _check_sizes(self) -> None:
+    def _check(self) -> None:
         kept = None if self.retention is None else self.retention.bytes
         if kept is not None and self.backlog_quota and kept <= self.backlog_quota.bytes:
-            raise InvalidSpecError(
-                _MORE_THAN_THE_QUOTA.problem,
-                got=f"{kept} and {self.backlog_quota.bytes} bytes",
-                remedy=_MORE_THAN_THE_QUOTA.remedy,
-            )
+            raise _MORE_THAN_THE_QUOTA.error(f"{kept} and {self.backlog_quota.bytes} bytes")
 
     @property
     def keeps(self) -> bool:
