@@ -9,7 +9,7 @@ only while true. An object that runs once has `Complete` or `Failed` after its e
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -178,6 +178,12 @@ class StatusWarning:
 
     reason: str
     message: str
+
+
+def first_of(names: Sequence[str], most: int = 5) -> list[str]:
+    """Return the first of *names* for a message, and the number of the others."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return [*names[:most], *more]
 
 
 @dataclass(frozen=True)

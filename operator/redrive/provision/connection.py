@@ -19,7 +19,7 @@ from redrive import __version__
 from redrive.admin.errors import BrokerDownError
 from redrive.admin.model import Supported
 from redrive.api import Body
-from redrive.api.conditions import StatusWarning, is_new, progressing, ready, warning
+from redrive.api.conditions import StatusWarning, first_of, is_new, progressing, ready, warning
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, logs, resources
@@ -151,7 +151,6 @@ def unsupported(version: tuple[int, ...], supported: Supported) -> StatusWarning
 
 IN_USE = "redrive.io/in-use"
 """Finalizer of a connection that is in use."""
-_SHOWN = 5
 
 
 def users_of(connection: Body, ctx: Context) -> tuple[Body, ...]:
@@ -225,8 +224,7 @@ def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | 
         if Key.of(body).namespace == namespace
     )
     more = len(used) - len(own)
-    named = own[:_SHOWN]
-    named += [f"{len(own) - _SHOWN} more"] if len(own) > _SHOWN else []
+    named = first_of(own)
     named += [f"{more} of other namespaces"] if more else []
     return StatusWarning(
         Reason.DELETION_BLOCKED,

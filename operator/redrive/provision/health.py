@@ -47,7 +47,7 @@ from redrive.provision.findings import (
     is_backlog_worth_writing,
     read_backlog,
 )
-from redrive.provision.health_checks import REASONS, THRESHOLDS, Thresholds
+from redrive.provision.health_checks import CHECKS, THRESHOLDS, Thresholds
 from redrive.provision.metrics import TopicMetrics
 from redrive.provision.poller import BrokerPoller, RateLimit, RateLimits
 from redrive.provision.request import Request
@@ -381,7 +381,7 @@ def _is_final(replay: Body) -> bool:
 
 def _published(body: Body) -> tuple[StatusWarning, ...]:
     """Return the health warnings that the conditions of a policy show."""
-    conditions = (find(body, reason) for reason in sorted(REASONS))
+    conditions = (find(body, reason) for reason in sorted(CHECKS))
     return tuple(StatusWarning(c.type, c.message) for c in conditions if c is not None)
 
 

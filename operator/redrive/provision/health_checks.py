@@ -14,12 +14,11 @@ from datetime import datetime, timedelta
 
 from redrive.admin.internal_stats import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
 from redrive.admin.model import SubscriptionStats
-from redrive.api.conditions import StatusWarning
+from redrive.api.conditions import StatusWarning, first_of
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 
-_SHOWN = 5
 _CAUSE = 128
 
 
@@ -148,12 +147,11 @@ def foreign_subscriptions_take_messages(facts: CheckInput, _: Thresholds) -> Sta
     ]
     if not others:
         return None
-    more = [f"{len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
     return StatusWarning(
         Reason.FOREIGN_SUBSCRIPTION,
         "other subscriptions than this policy's receive messages of its retry or dead-letter "
         "topic, for example by a pattern that matches these topics; got "
-        f"{', '.join([*others[:_SHOWN], *more])}; exclude these topics from the pattern, then "
+        f"{', '.join(first_of(others))}; exclude these topics from the pattern, then "
         "delete the subscriptions there",
     )
 
@@ -279,12 +277,11 @@ def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
         return None
     # Any client that may produce to the retry topic can write them.
     causes = sorted({ascii(cause[:_CAUSE])[1:-1][:_CAUSE] for cause in facts.outages})
-    more = [f"{len(causes) - _SHOWN} more"] if len(causes) > _SHOWN else []
     return StatusWarning(
         Reason.OUTAGE_SUSPECTED,
         f"consumers of subscription {facts.policy.subscription} have paused, because most messages "
         f"fail for one cause, and probe with single messages; got "
-        f"{', '.join([*causes[:_SHOWN], *more])}; fix the dependency, and they resume "
+        f"{', '.join(first_of(causes))}; fix the dependency, and they resume "
         "automatically; to resume now and use up retries, run "
         "`kubectl redrive ignore-outage POLICY --for 1h`",
     )
@@ -303,37 +300,24 @@ def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
     )
 
 
-CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
-    acknowledged_range_has_holes,
-    foreign_subscriptions_take_messages,
-    retry_topic_is_not_consumed,
-    subscription_types_differ,
-    most_deliveries_are_retries,
-    retries_are_overdue,
-    chunks_are_stranded,
-    quota_is_nearly_reached,
-    consumers_have_paused,
-    sends_are_refused,
-)
-REASONS = frozenset(
-    {
-        Reason.ACK_HOLES,
-        Reason.FOREIGN_SUBSCRIPTION,
-        Reason.RETRY_TOPIC_NOT_CONSUMED,
-        Reason.SUBSCRIPTION_TYPE_DIFFERS,
-        Reason.RETRY_STORM,
-        Reason.RETRIES_OVERDUE,
-        Reason.CHUNKS_STRANDED,
-        Reason.QUOTA_NEARLY_REACHED,
-        Reason.OUTAGE_SUSPECTED,
-        Reason.SENDS_REFUSED,
-    }
-)
+CHECKS: Mapping[str, Callable[[CheckInput, Thresholds], StatusWarning | None]] = {
+    Reason.ACK_HOLES: acknowledged_range_has_holes,
+    Reason.FOREIGN_SUBSCRIPTION: foreign_subscriptions_take_messages,
+    Reason.RETRY_TOPIC_NOT_CONSUMED: retry_topic_is_not_consumed,
+    Reason.SUBSCRIPTION_TYPE_DIFFERS: subscription_types_differ,
+    Reason.RETRY_STORM: most_deliveries_are_retries,
+    Reason.RETRIES_OVERDUE: retries_are_overdue,
+    Reason.CHUNKS_STRANDED: chunks_are_stranded,
+    Reason.QUOTA_NEARLY_REACHED: quota_is_nearly_reached,
+    Reason.OUTAGE_SUSPECTED: consumers_have_paused,
+    Reason.SENDS_REFUSED: sends_are_refused,
+}
+"""Check of each warning."""
 
 
 def check(facts: CheckInput, limits: Thresholds) -> tuple[StatusWarning, ...]:
     """Return the warnings of all checks."""
-    results = (run(facts, limits) for run in CHECKS)
+    results = (run(facts, limits) for run in CHECKS.values())
     return tuple(warning for warning in results if warning is not None)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redrive.admin.policies import DelaysWithin
-from redrive.api.conditions import StatusWarning
+from redrive.api.conditions import StatusWarning, first_of
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.checks import Evidence
@@ -25,8 +25,6 @@ from redrive.reasons import Reason
 _KEY_VALUE = "KEY_VALUE"
 _SENT_WITH_SCHEMA = {"STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"}
 """Schema types that the Python client uses for sending; KeyValue aside, others are sent without."""
-
-_SHOWN = 5
 
 
 def ladder_descends(evidence: Evidence) -> StatusWarning | None:
@@ -283,9 +281,7 @@ def _contested(
     if not rivals:
         return None
     names = [f"RetryPolicy {other.key}" for other in rivals if other.key.namespace == namespace]
-    shown = names[:_SHOWN]
-    if more := len(names) - len(shown):
-        shown.append(f"{more} more")
+    shown = first_of(names)
     if foreign := len(rivals) - len(names):
         shown.append(f"{foreign} of other namespaces")
     return StatusWarning(reason, message.format(", ".join(shown)))
