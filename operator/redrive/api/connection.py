@@ -14,7 +14,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
@@ -22,7 +22,6 @@ from redrive.api.model import (
     BY_NAME,
     MAX_TOPIC,
     SET,
-    VALIDATIONS,
     ApiModel,
     ApprovalAbove,
     CaRef,
@@ -77,8 +76,7 @@ FileName = Annotated[
 class TokenOrigin(OneOf):
     """Source of a token (a JWT); the token itself is never in a manifest."""
 
-    ONE = at_most_one("token", "secretRef", "file")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    RULES = (at_most_one("token", "secretRef", "file"),)
 
     secret_ref: SecretKeyRef | None = None
     """The Secret and its key that contain the token, as text."""
@@ -155,8 +153,7 @@ class Authentication(TypedUnion):
     """The operator's credentials at the broker."""
 
     MEMBERS = _MEMBERS
-    RULE = of_its_type("authentication", MEMBERS)
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+    RULES = (of_its_type("authentication", MEMBERS),)
 
     type: Annotated[AuthenticationType, *_TYPE]
     """Kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name. `None` is
@@ -181,8 +178,7 @@ class ReplayAuthentication(TypedUnion):
     """
 
     MEMBERS = _MEMBERS
-    RULE = of_its_type("authentication", MEMBERS)
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+    RULES = (of_its_type("authentication", MEMBERS),)
 
     type: Annotated[AuthenticationType, *_TYPE]
     """Kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name. `None` is
@@ -403,11 +399,7 @@ _ROLES_DIFFER = Rule(
 class BrokerConnectionSpec(CheckedModel):
     """A broker, and the permissions of the objects that use it through this connection."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            VALIDATIONS: [rule.to_schema() for rule in (_ROLES_DIFFER, ONE_BROKER, ONLY_PULSAR)]
-        }
-    )
+    RULES = (_ROLES_DIFFER, ONE_BROKER, ONLY_PULSAR)
 
     pulsar_cluster: Annotated[PulsarBroker | None, Field(alias="pulsar")] = None
     """The Pulsar cluster. A connection has either this or `rocketmq`."""

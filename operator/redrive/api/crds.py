@@ -352,7 +352,7 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
 
 
 class _WithDocstrings(GenerateJsonSchema):
-    """Adds the docstring of each field as its description.
+    """Adds the rules of each model, and the docstring of each field as its description.
 
     With `use_attribute_docstrings` pydantic reads them whenever a program imports the models: a
     seventh of the start of the operator.
@@ -364,6 +364,8 @@ class _WithDocstrings(GenerateJsonSchema):
         for name, docstring in _docstrings(model).items():
             if field := model.model_fields.get(name):
                 generated["properties"][field.alias].setdefault("description", docstring)
+        if model.RULES:
+            generated[VALIDATIONS] = [rule.to_schema() for rule in model.RULES]
         return generated
 
 

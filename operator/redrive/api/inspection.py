@@ -6,10 +6,10 @@ import enum
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import Field, Strict
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.model import VALIDATIONS, ApiModel, CheckedModel, Form, at_most_one, one_of
+from redrive.api.model import ApiModel, CheckedModel, Form, at_most_one, one_of
 from redrive.api.permissions import RuleName
 from redrive.api.policy_defaults import bounded_duration
 from redrive.api.replay import (
@@ -129,33 +129,21 @@ class Export(ApiModel):
 _RESULTS = at_most_one("spec", "messages", "causes", "export")
 
 
+_FIXED = (
+    "policyRef", "from", "select", "newest", "messages", "causes", "export", "deadline", "reason",
+    "ticket",
+)  # fmt: skip
+_ONE_READING = immutable(
+    _FIXED,
+    "the spec of an Inspection is immutable, except ttlAfterFinished: it is one run, like a Job",
+    "create another Inspection",
+)
+
+
 class InspectionSpec(CheckedModel):
     """One reading of messages. Immutable, except `ttlAfterFinished`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            VALIDATIONS: [
-                immutable(
-                    (
-                        "policyRef",
-                        "from",
-                        "select",
-                        "newest",
-                        "messages",
-                        "causes",
-                        "export",
-                        "deadline",
-                        "reason",
-                        "ticket",
-                    ),
-                    "the spec of an Inspection is immutable, except ttlAfterFinished: it is one "
-                    "run, like a Job",
-                    "create another Inspection",
-                ).to_schema(),
-                _RESULTS.to_schema(),
-            ]
-        }
-    )
+    RULES = (_ONE_READING, _RESULTS)
 
     policy_ref: PolicyRef
     """RetryPolicy of the messages, in the same namespace."""

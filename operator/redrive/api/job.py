@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, Strict, WithJsonSchema
+from pydantic import Field, Strict, WithJsonSchema
 
 from redrive.api import Body
 from redrive.api.model import (
-    VALIDATIONS,
     ApiModel,
     CheckedModel,
     Form,
@@ -79,7 +78,7 @@ _DEFAULT_LISTED = Rule(
 class ConnectionJobs(CheckedModel):
     """The job templates that Replays of a connection may use."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_DEFAULT_LISTED.to_schema()]})
+    RULES = (_DEFAULT_LISTED,)
 
     templates: (
         Annotated[tuple[TemplateName, ...], Field(min_length=1, max_length=MAX_TEMPLATES)] | None

@@ -50,6 +50,8 @@ class ApiModel(BaseModel):
         frozen=True,
         extra="forbid",
     )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    """Rules on several fields, beside those of each field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -216,11 +218,9 @@ class CheckedModel(ApiModel):
 class OneOf(CheckedModel):
     """A union with at most one field. Without any it is empty, as if it were left out."""
 
-    ONE: ClassVar[Rule]
-
     def _check(self) -> None:
         if sum(getattr(self, name) is not None for name in type(self).model_fields) > 1:
-            raise self.ONE.error("more than one of them")
+            raise self.RULES[0].error("more than one of them")
 
 
 def of_its_type(name: str, members: Mapping[str, str]) -> Rule:
@@ -246,14 +246,12 @@ class TypedUnion(CheckedModel):
     MEMBERS: ClassVar[Mapping[str, str]]
     """Value of `type` → its field."""
 
-    RULE: ClassVar[Rule]
-
     def _check(self) -> None:
         word = self.type  # type: ignore[attr-defined]  # each union has its own values
         fields = {info.alias: getattr(self, name) for name, info in type(self).model_fields.items()}
         for value, field in self.MEMBERS.items():
             if (word == value) != (fields[field] is not None):
-                raise self.RULE.error(str(word))
+                raise self.RULES[0].error(str(word))
 
 
 E = TypeVar("E", bound=enum.StrEnum)

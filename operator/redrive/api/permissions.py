@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import Field, Strict
 
 from redrive.api.model import (
     MAX_TOPIC,
     SET,
-    VALIDATIONS,
     ApiModel,
     CheckedModel,
     Form,
@@ -91,7 +90,7 @@ _VALUES = Rule(
 class LabelExpression(CheckedModel):
     """One requirement on a label."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_VALUES.to_schema()]})
+    RULES = (_VALUES,)
 
     key: LabelKey
     """Key of the label."""
@@ -142,8 +141,7 @@ class LabelSelector(ApiModel):
 class Namespaces(OneOf):
     """Kubernetes namespaces, by name or by their labels."""
 
-    ONE = at_most_one("namespaces", "names", "selector")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    RULES = (at_most_one("namespaces", "names", "selector"),)
 
     names: (
         Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None

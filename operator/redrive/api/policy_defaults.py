@@ -13,7 +13,6 @@ from typing import Annotated, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     Strict,
@@ -22,7 +21,6 @@ from pydantic import (
 
 from redrive.api.model import (
     QUOTED,
-    VALIDATIONS,
     ApiModel,
     CheckedModel,
     ObjectName,
@@ -167,7 +165,7 @@ _RISES = Rule(
 class Exponential(CheckedModel):
     """Delays that grow by a factor from retry to retry."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_RISES.to_schema()]})
+    RULES = (_RISES,)
 
     initial: Delay
     """The delay before the first retry, from 1s to 10d. Example: `1s`."""
@@ -200,8 +198,7 @@ class Exponential(CheckedModel):
 class DelayLadder(OneOf):
     """Delays before retry 1, 2, 3 …; the last delay repeats."""
 
-    ONE = at_most_one("delayLadder", "preset", "delays", "fixed", "exponential")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
+    RULES = (at_most_one("delayLadder", "preset", "delays", "fixed", "exponential"),)
 
     preset: Preset | None = None
     """A ladder by name. `TDMQ`: 1s 5s 10s 30s, 1m to 10m by the minute, 20m 30m 1h 2h (18 rungs).
@@ -368,7 +365,7 @@ class NotRetryable(enum.StrEnum):
 class OutageBreakerSpec(CheckedModel):
     """Pause of consumers in an outage of a service that they depend on."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_FITS.to_schema()]})
+    RULES = (_FITS,)
 
     mode: Annotated[OutageMode, *one_of(OutageMode, "`mode` of an outage breaker")]
     """`Pause`: consumers pause in an outage. `Never`: they do not, even if `policyDefaults` of the

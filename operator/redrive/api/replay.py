@@ -9,7 +9,6 @@ from typing import Annotated
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     Strict,
 )
@@ -18,7 +17,6 @@ from redrive.api.job import ReplayJobTemplate
 from redrive.api.model import (
     QUOTED,
     SET,
-    VALIDATIONS,
     ApiModel,
     CheckedModel,
     Form,
@@ -96,7 +94,7 @@ Moment = Annotated[
 class MessageSelection(CheckedModel):
     """Selection of messages. A message has to match all fields that are set."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_WINDOW.to_schema()]})
+    RULES = (_WINDOW,)
 
     ids: (
         Annotated[
@@ -319,8 +317,7 @@ class ReplayTarget(TypedUnion):
     """The topic that dead letters are moved to."""
 
     MEMBERS = {Target.TOPIC.value: "topic"}  # noqa: RUF012  never changed
-    RULE = of_its_type("target", MEMBERS)
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+    RULES = (of_its_type("target", MEMBERS),)
 
     type: Annotated[Target, *one_of(Target, "`type` of `target`")]
     """`Retry`: the retry topic, for the subscription of the policy only. `Source`: the source
@@ -338,11 +335,7 @@ class ReplaySpec(CheckedModel):
     `mode` from `Review` to `Run`.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            VALIDATIONS: [rule.to_schema() for rule in (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED)]
-        }
-    )
+    RULES = (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED)
 
     policy_ref: PolicyRef
     """RetryPolicy of the dead letters, in the same namespace."""
@@ -496,7 +489,7 @@ _SAME_APPROVAL = Rule(
 class ReplayApprovalSpec(ApiModel):
     """Approval of one Replay, up to a number of messages. Immutable."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_SAME_APPROVAL.to_schema()]})
+    RULES = (_SAME_APPROVAL,)
 
     replay_ref: ReplayRef
     """The approved Replay."""

@@ -8,14 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     WithJsonSchema,
 )
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
 from redrive.api.model import (
-    VALIDATIONS,
     ApiModel,
     ApprovalAbove,
     CheckedModel,
@@ -157,13 +155,7 @@ class ConnectionRef(ApiModel):
 class RetryPolicySpec(Choices, CheckedModel):
     """Retries of failed messages of one subscription, and their dead letters."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            VALIDATIONS: [
-                rule.to_schema() for rule in (*NAMING_RULES, _KEPT_TOGETHER, _IN_SEQUENCE)
-            ]
-        }
-    )
+    RULES = (*NAMING_RULES, _KEPT_TOGETHER, _IN_SEQUENCE)
 
     connection_ref: ConnectionRef
     """The BrokerConnection of the broker."""

@@ -10,12 +10,11 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, Strict
+from pydantic import Field, Strict
 
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.model import (
     SET,
-    VALIDATIONS,
     ApiModel,
     Form,
     Rule,
@@ -121,8 +120,7 @@ class RocketMQAuthentication(TypedUnion):
     """The operator's credentials at a RocketMQ cluster."""
 
     MEMBERS = {RocketMQAuthenticationType.ACCESS_KEY.value: "accessKey"}  # noqa: RUF012
-    RULE = of_its_type("authentication", MEMBERS)
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+    RULES = (of_its_type("authentication", MEMBERS),)
 
     type: Annotated[
         RocketMQAuthenticationType,

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     Strict,
     WithJsonSchema,
@@ -17,7 +16,6 @@ from pydantic import (
 
 from redrive.api.model import (
     QUOTED,
-    VALIDATIONS,
     ApiModel,
     CheckedModel,
     ReaderRoles,
@@ -205,7 +203,7 @@ _MORE_THAN_THE_QUOTA = Rule(
 class DeadLetterTopic(_Expiring, CheckedModel):
     """Treatment of messages that have used up their retries."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_MORE_THAN_THE_QUOTA.to_schema()]})
+    RULES = (_MORE_THAN_THE_QUOTA,)
 
     mode: Annotated[DeadLetterMode, *one_of(DeadLetterMode, "`mode`")] = DeadLetterMode.KEEP
     """`Keep`: they are kept in the dead-letter topic. `Discard`: there is no such topic, and
