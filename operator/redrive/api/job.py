@@ -30,7 +30,7 @@ from redrive.api.model import (
     Rule,
     StatusModel,
 )
-from redrive.api.permissions import LabelSelector, Namespaces
+from redrive.api.permissions import Namespaces
 from redrive.errors import InvalidSpecError
 
 MAX_EXECUTORS = 1_000
@@ -194,13 +194,7 @@ class JobTemplate(CheckedModel):
             namespace: its name.
             labels: its labels; used only if `selects_namespaces`.
         """
-        match self.namespaces:
-            case None:
-                return True
-            case Namespaces(selector=LabelSelector() as selector):
-                return selector.matches(labels)
-            case Namespaces(names=names):
-                return namespace in (names or ())
+        return self.namespaces is None or self.namespaces.include(namespace, labels)
 
     @property
     def selects_namespaces(self) -> bool:

@@ -152,6 +152,12 @@ class Namespaces(OneOf):
     """Labels of namespaces. Only cluster administrators should be able to change them. The label
     `kubernetes.io/metadata.name` is the name of a namespace."""
 
+    def include(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Return True if *namespace* is among them; *labels* are used only with a selector."""
+        if self.selector is not None:
+            return self.selector.matches(labels)
+        return namespace in (self.names or ())
+
 
 class Consent(enum.StrEnum):
     """Permission for an action that is refused by default."""
@@ -195,13 +201,9 @@ class NamespaceRule(ApiModel):
 
     def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
         """Return True if the rule applies to *namespace*; *own* is that of the connection."""
-        match self.namespaces:
-            case None:
-                return namespace == own
-            case Namespaces(selector=LabelSelector() as selector):
-                return selector.matches(labels)
-            case Namespaces(names=names):
-                return namespace in (names or ())
+        if self.namespaces is None:
+            return namespace == own
+        return self.namespaces.include(namespace, labels)
 
 
 class AllowRule(NamespaceRule):
