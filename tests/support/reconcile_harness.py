@@ -23,8 +23,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.resources import Key
 from redrive.provision.claims import Conflicts
-from redrive.provision.reconciler import PolicyReconciler
-from redrive.provision.spine import OrphanedPolicies
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 

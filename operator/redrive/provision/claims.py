@@ -45,7 +45,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION, prior_claim, too_many_policies
-from redrive.provision.outcome import dead_letters_now, ignores_outages
+from redrive.provision.outcome import overrides
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Priority, Request, is_proven, proof_of
 
@@ -332,9 +332,10 @@ def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) 
     key = Key.of(body)
     spec = effective_spec(body, ctx.policies, connection.policy_defaults)
     policy = policy_of(body, ctx.policies, spec)
-    if ignores_outages(body, ctx.clock()):
+    override = overrides(body, ctx.clock())
+    if override.ignores_outages:
         policy = replace(policy, ignore_outages=True)
-    if policy.dead_letters and (origins := dead_letters_now(body, ctx.clock())):
+    if policy.dead_letters and (origins := override.dead_letters):
         policy = replace(policy, dead_letter_now=origins)
     through = connections.connection_of(body)
     return Request(

@@ -30,9 +30,8 @@ from redrive.provision.finalize import made
 from redrive.provision.groups import GroupClaims
 from redrive.provision.health import Health
 from redrive.provision.poller import DriftPoller, NamespaceFacts, StallChecks
-from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from redrive.provision.rocketmq import RocketMQQueue
-from redrive.provision.spine import OrphanedPolicies
 from redrive.reasons import Reason
 
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from redrive.admin.errors import AdminError
 from redrive.api import Body, conditions
@@ -109,23 +109,24 @@ MAX_ACTION = 512
 _SHOWN = 5
 
 
-def ignores_outages(body: Body, now: datetime) -> bool:
-    """Return True if an annotation keeps consumers of a RetryPolicy from pausing for outages."""
-    end = moment_of((body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES_UNTIL))
-    return end is not None and now < end
+class Overrides(NamedTuple):
+    """Changes that annotations make until a time to what consumers do.
+
+    Attributes:
+        ignores_outages: True if consumers do not pause for outages.
+        dead_letters: origins of messages that consumers dead-letter at their next failure.
+    """
+
+    ignores_outages: bool
+    dead_letters: frozenset[str]
 
 
-def dead_letters_now(body: Body, now: datetime) -> frozenset[str]:
-    """Return the origins of messages that consumers dead-letter at their next failure."""
-    text = (body["metadata"].get("annotations") or {}).get(DEAD_LETTER_NOW)
-    if not text:
-        return frozenset()
-    return frozenset(request.origin for request in dead_letter_requests(text, now))
-
-
-def has_override(body: Body, now: datetime) -> bool:
-    """Return True if an annotation changes what consumers do until a time."""
-    return ignores_outages(body, now) or bool(dead_letters_now(body, now))
+def overrides(body: Body, now: datetime) -> Overrides:
+    """Return the changes that the annotations of a RetryPolicy make."""
+    annotations = body["metadata"].get("annotations") or {}
+    end, text = moment_of(annotations.get(IGNORE_OUTAGES_UNTIL)), annotations.get(DEAD_LETTER_NOW)
+    requests = dead_letter_requests(text, now) if text else ()
+    return Overrides(end is not None and now < end, frozenset(r.origin for r in requests))
 
 
 def paused_conditions(body: Body) -> tuple[Condition, ...]:

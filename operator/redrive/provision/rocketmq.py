@@ -60,7 +60,7 @@ from redrive.provision.outcome import (
 )
 from redrive.provision.ownership import INTERNAL, internal
 from redrive.provision.poller import PollOrder, pause
-from redrive.provision.spine import OrphanedPolicies, Reconciler, repaired
+from redrive.provision.reconciler import OrphanedPolicies, Reconciler, repaired
 from redrive.reasons import Reason
 
 CALLS_PER_RECONCILE = 8

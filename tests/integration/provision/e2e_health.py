@@ -30,8 +30,7 @@ from redrive.provision import health as polls
 from redrive.provision.claims import Conflicts
 from redrive.provision.health import Health
 from redrive.provision.health_checks import THRESHOLDS, Thresholds
-from redrive.provision.reconciler import PolicyReconciler
-from redrive.provision.spine import OrphanedPolicies
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox

@@ -21,8 +21,7 @@ from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import LATE_WRITES
 from redrive.provision.health import Health
 from redrive.provision.outcome import FINALIZER
-from redrive.provision.reconciler import PolicyReconciler
-from redrive.provision.spine import REQUEST, OrphanedPolicies
+from redrive.provision.reconciler import REQUEST, OrphanedPolicies, PolicyReconciler
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness

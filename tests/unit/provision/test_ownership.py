@@ -26,8 +26,7 @@ from redrive.provision.ownership import (
     named_in,
     rights,
 )
-from redrive.provision.reconciler import PolicyReconciler
-from redrive.provision.spine import OrphanedPolicies
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from redrive.reasons import Reason
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes

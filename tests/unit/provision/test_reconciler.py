@@ -42,9 +42,8 @@ from redrive.provision.actions import Action, CreateSubscription, RestorePartiti
 from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 from redrive.provision.poller import CALLS_PER_RECONCILE
-from redrive.provision.reconciler import Converged, PolicyReconciler, converge
+from redrive.provision.reconciler import Converged, OrphanedPolicies, PolicyReconciler, converge
 from redrive.provision.request import ContestedError
-from redrive.provision.spine import OrphanedPolicies
 from redrive.reasons import Reason, requeue_of
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit

@@ -20,8 +20,8 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
 from redrive.provision.groups import GroupClaims
+from redrive.provision.reconciler import OrphanedPolicies
 from redrive.provision.rocketmq import RocketMQReconciler
-from redrive.provision.spine import OrphanedPolicies
 from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "orders")
