@@ -239,14 +239,20 @@ def test_responder_sets_annotations_under_its_own_name_only(
     until = "2099-01-01T00:00:00Z"
     patch(annotate(paused=None, ignore_outages_until=until, dead_letter_now=f"4711:3:0@{until}"))
     patch(annotate(unload_requested_at=until))
+    finalizers = {"metadata": {"finalizers": ["redrive.io/x"]}}
     for change in (
         {"spec": {"maxRetries": 3}},
         {"metadata": {"labels": {"a": "b"}}},
-        {"metadata": {"finalizers": ["redrive.io/x"]}},
+        finalizers,
         annotate(skip_cleanup="true"),
     ):
         with pytest.raises(SandboxError, match=limited):
             patch(change)
+    second = "system:serviceaccount:second:redrive"  # the operator of another release
+    bind(cluster, kube_namespace, f"rights.{release}.operator", user=second)
+    cluster.objects_as(second).patch("retrypolicy", "one", finalizers, kube_namespace)
+    finalizers["metadata"]["finalizers"] = []
+    cluster.objects_as(second).patch("retrypolicy", "one", finalizers, kube_namespace)
     assert not may(cluster, "rita", "create", "replayapprovals.redrive.io", kube_namespace)
 
     def replay(name: str, **annotations: str) -> None:
