@@ -269,6 +269,13 @@ def test_responder_sets_annotations_under_its_own_name_only(
         body["metadata"].update(forged)
         with pytest.raises(SandboxError, match="requested-by must name the caller"):
             cluster.objects.create(body, kube_namespace)
+    bind(cluster, kube_namespace, f"rights-editor.{release}", user="rita")
+    wait_until(lambda: may(cluster, "rita", "create", "retrypolicies.redrive.io", kube_namespace))
+    body = manifest("RetryPolicy", "restored")
+    body["metadata"].update(forged)
+    with pytest.raises(SandboxError, match=other):
+        rita.create(body, kube_namespace)
+    cluster.objects.create(body, kube_namespace)  # a backup, by an administrator
 
 
 def test_inspection_in_clear_text_needs_the_verb_reveal(
