@@ -14,6 +14,7 @@ from typing import Protocol
 
 from yarl import URL
 
+from redrive.admin.shares import fair
 from redrive.policy.values import Patterns
 
 _PORT = re.compile(r":[0-9]+\Z")
@@ -126,7 +127,8 @@ def tls_context(
     # A server chooses the group of DHE, and one of 10000 bits blocks the event loop for a second.
     names = [cipher["name"] for cipher in made.get_ciphers() if cipher["kea"] != "kx-dhe"]
     made.set_ciphers(":".join(names))
-    return made
+    made.options |= ssl.OP_NO_RENEGOTIATION
+    return fair(made)
 
 
 def _no_password() -> str:

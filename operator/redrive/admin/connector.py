@@ -8,6 +8,7 @@ threads.
 
 *Reading.* The HTTP library parses all that a socket has, before anything else runs. A server that
 sends chunks of one byte, or informational responses without end, would keep the event loop busy.
+See `shares`, which contain TLS, too.
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ import asyncio
 import functools
 import socket
 import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
@@ -28,6 +25,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 
 from redrive.admin.fair_slots import FairSlots
+from redrive.admin.shares import FairTls, Shares, namespace_of_call, shares_of_call
 
 LOOKUPS = 64
 """Maximum threads."""
@@ -36,79 +34,47 @@ LOOKUPS_OF_NAMESPACE = 4
 CACHE_SECONDS = 10.0
 READ_BYTES = 2**12
 """Maximum bytes that are parsed at once: 680 chunks of one byte."""
-READING_SHARE = 0.25
-"""Share of the processor time that a namespace may use for parsing. A thousand answers of brokers
-in a second take less."""
-BURST_SECONDS = 0.1
-"""Time whose share a namespace may use at once."""
-TURN_SECONDS = 0.005
-"""Time in which a connection that may read again parses what it has."""
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _Key = tuple[str, str, int, socket.AddressFamily]
 _Addresses = list[ResolveResult]
 
-namespace_of_call: ContextVar[str] = ContextVar("namespace_of_call", default="")
-"""Namespace of the connection that the current task sends a call for."""
 
-
-def connector() -> aiohttp.TCPConnector:
+def connector(shares: Shares) -> aiohttp.TCPConnector:
     """Return the connections of a session."""
     made = aiohttp.TCPConnector(limit=0, use_dns_cache=False, resolver=FairResolver())
-    factory: Any = functools.partial(FairHandler, ReadingShares())
+    factory: Any = functools.partial(FairHandler, shares)
     made._factory = factory  # noqa: SLF001  the library has no parameter for it
     return made
 
 
-class ReadingShares:
-    """Time that namespaces have used for parsing, and connections that wait for their share.
+def taking_turns(shares: Shares) -> aiohttp.TraceConfig:
+    """Return a trace that lets a namespace connect in its share only."""
 
-    Args:
-        clock: monotonic seconds.
-    """
+    async def begin(*_: object) -> None:
+        shares_of_call.set(shares)
+        await shares.turn(namespace_of_call.get())
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until: dict[str, float] = {}
-        self._waiting = defaultdict[str, deque[Callable[[], None]]](deque)
-
-    def use(self, namespace: str, seconds: float) -> None:
-        """Record the processor time of a parse."""
-        began = max(self._until.get(namespace, 0.0), self._clock() - BURST_SECONDS)
-        self._until[namespace] = began + seconds / READING_SHARE
-
-    def pause_of(self, namespace: str) -> float:
-        """Return the seconds for which a namespace may not read; 0 if it may."""
-        return max(0.0, self._until.get(namespace, 0.0) - self._clock())
-
-    def wait(self, namespace: str, resume: Callable[[], None]) -> None:
-        """Call *resume* once the namespace may read, after others that wait."""
-        self._waiting[namespace].append(resume)
-        if len(self._waiting[namespace]) == 1:
-            self._continue_in(self.pause_of(namespace), namespace)
-
-    def _continue_in(self, seconds: float, namespace: str) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._continue, namespace)
-
-    def _continue(self, namespace: str) -> None:
-        waiting, pause = self._waiting[namespace], self.pause_of(namespace)
-        if not pause:
-            waiting.popleft()()
-        if waiting:  # all at once would block the event loop
-            self._continue_in(max(pause, TURN_SECONDS), namespace)
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_start.append(begin)
+    return trace
 
 
 class FairHandler(ResponseHandler):
     """Parser of the answers of one connection, which pauses with its namespace."""
 
-    def __init__(self, shares: ReadingShares) -> None:
+    def __init__(self, shares: Shares) -> None:
         super().__init__(asyncio.get_running_loop())
         self._shares = shares
+        self._tls: FairTls | None = None
         self._namespace = namespace_of_call.get()
         self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to read, or to pause."""
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's transports
+        self._tls = transport.get_extra_info("ssl_object")
+        if self._tls is not None:
+            self._tls.stop = self._pause
         super().connection_made(transport)
         self._pause()
 
@@ -118,14 +84,15 @@ class FairHandler(ResponseHandler):
         namespace = namespace_of_call.get()
         if namespace != self._namespace:
             self._namespace = namespace
+            if self._tls is not None:
+                self._tls.namespace = namespace
             self._continue()
             self._pause()
 
     def data_received(self, data: bytes) -> None:
         """Parse *data*; pause if the namespace has used its share."""
-        began = time.thread_time()
-        super().data_received(data)
-        self._shares.use(self._namespace, time.thread_time() - began)
+        with self._shares.using(self._namespace):
+            super().data_received(data)
         self._pause()
 
     def _pause(self) -> None:

@@ -38,7 +38,7 @@ from prometheus_client import Counter, Histogram
 from yarl import URL
 
 from redrive.admin.access import Access, tls_context
-from redrive.admin.connector import connector, namespace_of_call
+from redrive.admin.connector import connector, taking_turns
 from redrive.admin.errors import (
     AdminError,
     BrokerUnreachableError,
@@ -48,6 +48,7 @@ from redrive.admin.errors import (
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, guarding
 from redrive.admin.proxies import proxy_for
+from redrive.admin.shares import Shares, namespace_of_call
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
@@ -306,15 +307,16 @@ class Http:
         Args:
             fence: must be open for each write; None allows all writes.
         """
+        shares = Shares()
         async with aiohttp.ClientSession(
-            connector=connector(),
+            connector=connector(shares),
             # Cookies of one connection's broker would be sent to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
             # A few bytes may decompress to gigabytes.
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},
             timeout=TIMEOUT,
-            trace_configs=[] if fence is None else [guarding(fence)],
+            trace_configs=[taking_turns(shares), *([] if fence is None else [guarding(fence)])],
         ) as session:
             yield cls(session)
 

@@ -28,20 +28,19 @@ from yarl import URL
 from redrive.admin import client, errors, http
 from redrive.admin.access import Access, tls_context
 from redrive.admin.client import Admin
-from redrive.admin.connector import (
-    BURST_SECONDS,
-    LOOKUPS_OF_NAMESPACE,
-    READING_SHARE,
-    TURN_SECONDS,
-    FairHandler,
-    ReadingShares,
-    namespace_of_call,
-)
+from redrive.admin.connector import LOOKUPS_OF_NAMESPACE, FairHandler
 from redrive.admin.errors import (
     BrokerFailedError,
     BrokerUnreachableError,
 )
 from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Call, CallSlots, Endpoint, Http
+from redrive.admin.shares import (
+    BURST_SECONDS,
+    SHARE,
+    TURN_SECONDS,
+    Shares,
+    namespace_of_call,
+)
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from tests.support.http_server import Answer, serving
@@ -174,7 +173,7 @@ async def test_slow_parses_pause_the_reading_of_their_namespace(
     monkeypatch.setattr(time, "thread_time", lambda: next(seconds))
     later = Mock()
     monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
-    shares = ReadingShares(lambda: now)
+    shares = Shares(lambda: now)
 
     def connected(namespace: str) -> tuple[FairHandler, Mock]:
         namespace_of_call.set(namespace)
@@ -197,7 +196,7 @@ async def test_slow_parses_pause_the_reading_of_their_namespace(
     assert counts() == [(1, 0), (0, 0), (1, 0), (1, 1), (0, 0)]
 
     ((pause, resume, namespace),) = (call.args for call in later.call_args_list)
-    assert pause == pytest.approx(1 / READING_SHARE - BURST_SECONDS)
+    assert pause == pytest.approx(1 / SHARE - BURST_SECONDS)
     now += pause
     resume(namespace)
     assert [count for count in counts() if count == (1, 0)] == [(1, 0)]
