@@ -34,6 +34,8 @@ LOOKUPS_OF_NAMESPACE = 4
 CACHE_SECONDS = 10.0
 READ_BYTES = 2**12
 """Maximum bytes that are parsed at once: 680 chunks of one byte."""
+SOCKETS_OF_NAMESPACE = 500
+"""Sockets of a namespace from which on none stays open after its call."""
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _Key = tuple[str, str, int, socket.AddressFamily]
 _Addresses = list[ResolveResult]
@@ -75,14 +77,27 @@ class FairHandler(ResponseHandler):
         self._tls = transport.get_extra_info("ssl_object")
         if self._tls is not None:
             self._tls.stop = self._pause
+        self._shares.sockets[self._namespace] += 1
         super().connection_made(transport)
         self._pause()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count the socket no longer."""
+        self._shares.sockets[self._namespace] -= 1
+        super().connection_lost(exc)
+
+    @property
+    def should_close(self) -> bool:
+        """True if the socket is not used again: its namespace has many, or the library says so."""
+        many = self._shares.sockets[self._namespace] > SOCKETS_OF_NAMESPACE
+        return many or super().should_close
 
     def set_response_params(self, **parameters: Any) -> None:  # noqa: ANN401  as the library's
         """Begin to read an answer, for the namespace of the call: connections are used again."""
         super().set_response_params(**parameters)
         namespace = namespace_of_call.get()
         if namespace != self._namespace:
+            self._shares.sockets.update({self._namespace: -1, namespace: 1})
             self._namespace = namespace
             if self._tls is not None:
                 self._tls.namespace = namespace

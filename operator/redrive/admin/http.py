@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -226,6 +227,9 @@ CALLS_AT_A_TIME = 20
 CALLS_OF_ALL = 100
 """Maximum concurrent quick calls of all connections. The answers to more would block the event loop
 for seconds, and answered calls would time out."""
+CALLS_OF_NAMESPACE = 500
+"""Maximum concurrent calls for all connections of one namespace. Each has a socket, and connections
+may be created without limit."""
 SLOW_SECONDS = 1.0
 """A slower call releases its slot among all: a broker that hangs delays no other."""
 MAX_REDIRECTS = 5
@@ -296,6 +300,7 @@ class Http:
         # Reading the environment takes half a millisecond in a pod with many Services.
         self._proxy_for = functools.lru_cache(maxsize=1_024)(proxy_for)
         self._free = FairSlots(CALLS_OF_ALL)
+        self._open = FairSlots(sys.maxsize, CALLS_OF_NAMESPACE)
         self._long = FairSlots(LONG_ANSWERS_AT_A_TIME, LONG_ANSWERS_OF_NAMESPACE)
         self._parsing = FairSlots(1)
 
@@ -456,8 +461,14 @@ class Http:
         slots, tls = endpoint.slots, endpoint.access.tls
         if tls is None and url.scheme == "https":
             tls = default_tls()
-        namespace_of_call.set(slots.namespace)
-        async with slots.calls, self._shared_slot(slots.namespace), _within(seconds):
+        namespace = slots.namespace
+        namespace_of_call.set(namespace)
+        async with (
+            slots.calls,
+            self._open.slot(namespace),
+            self._shared_slot(namespace),
+            _within(seconds),
+        ):
             proxy = self._proxy_for(str(url.origin()))
             request = self._session.request(
                 method, url, allow_redirects=False, proxy=proxy, ssl=tls or True, **options

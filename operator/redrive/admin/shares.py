@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,9 +42,13 @@ class Shares:
 
     Args:
         clock: monotonic seconds.
+
+    Attributes:
+        sockets: number by namespace.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.sockets = Counter[str]()
         self._clock = clock
         self._until: dict[str, float] = {}
         self._waiting = defaultdict[str, deque[Callable[[], None]]](deque)

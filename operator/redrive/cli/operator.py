@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import platform
+import resource
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -82,6 +83,10 @@ def run(options: argparse.Namespace) -> None:
         replay_launchers=tuple(map(LauncherName, options.replay_launcher or ["Kubeflow"])),
         credentials=options.credentials,
     )
+    # Containers may start with 1024 descriptors, and each call to a broker needs one.
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):  # macOS has no hard limit, but a highest value
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     health = Liveness()
     with ExitStack() as stack:
         if options.listen is not None:
