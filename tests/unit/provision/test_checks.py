@@ -256,15 +256,21 @@ def test_source_with_more_partitions_than_limit_is_refused(
         assert f"{SOURCE} has more than the 64 partitions" in str(violation)
 
 
+@pytest.mark.parametrize(
+    ("topic", "role"),
+    [("{:01}", "{:0255}"), ("{:01}", '"' * 125 + "{}"), ("\U0001f600" * 200 + "{:03}", "{:01}")],
+    ids=["long roles", "quoted characters", "characters of four bytes"],
+)
 def test_rights_that_fill_the_record_of_a_namespace_are_refused(
-    policy: MakeBody, requested: MakeRequest
+    policy: MakeBody, requested: MakeRequest, topic: str, role: str
 ) -> None:
     """Two hundred policies once made a record of 27 MB, which no client could read any more."""
     body = policy()
     request = requested(body)
-    roles = {f"{n:0255}": frozenset({"produce"}) for n in range(256)}
+    topics, roles = (1_000, 1) if len(topic) > 200 else (8, 256)
+    granted = {role.format(n): frozenset({"produce"}) for n in range(roles)}
     evidence = buildable(body, request, source=0, retry=None)
-    held = {f"{SOURCE}-{n}-RETRY": dict(roles) for n in range(8)}
+    held = {f"{SOURCE}-{topic.format(n)}-RETRY": dict(granted) for n in range(topics)}
     full = dataclasses.replace(evidence.observed, permissions=held)
     violation = rights_exceed_record(dataclasses.replace(evidence, observed=full))
     assert violation is not None
