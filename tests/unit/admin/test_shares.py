@@ -34,11 +34,11 @@ def settings() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 class Ends:
     """Client and server of one TLS connection of a namespace."""
 
-    def __init__(self, namespace: str, of: Shares) -> None:
+    def __init__(self, namespace: str, budget: Shares) -> None:
         client, server = settings()
         up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
         shares.namespace_of_call.set(namespace)
-        shares.shares_of_call.set(of)
+        shares.shares_of_call.set(budget)
         made: Any = client.wrap_bio(down, up, server_hostname="localhost")
         self.client: FairTls = made
         self.server = server.wrap_bio(up, down, server_side=True)
@@ -54,12 +54,12 @@ class Ends:
 
 def test_handshakes_of_a_late_namespace_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """They can't wait, and each with a chain of slow certificates takes a quarter of a second."""
-    of, seconds = Shares(lambda: 1_000.0), itertools.count()
-    one, second, other = Ends("hostile", of), Ends("hostile", of), Ends("shop", of)
+    budget, seconds = Shares(lambda: 1_000.0), itertools.count()
+    one, second, other = Ends("hostile", budget), Ends("hostile", budget), Ends("shop", budget)
     with monkeypatch.context() as patch:
         patch.setattr(time, "thread_time", lambda: next(seconds))
         one.step()
-    assert of.pause_of("hostile") == pytest.approx(1 / SHARE - BURST_SECONDS)
+    assert budget.pause_of("hostile") == pytest.approx(1 / SHARE - BURST_SECONDS)
     for late in (one, second):
         with pytest.raises(ssl.SSLError, match="handshakes of this namespace take too long"):
             late.step()
@@ -71,8 +71,8 @@ def test_handshakes_of_a_late_namespace_fail(monkeypatch: pytest.MonkeyPatch) ->
 def test_records_wait_for_the_share_of_their_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that sends session tickets without end would keep the event loop busy."""
     now, seconds = 1_000.0, itertools.count()
-    of = Shares(lambda: now)
-    ends = Ends("hostile", of)
+    budget = Shares(lambda: now)
+    ends = Ends("hostile", budget)
     ends.step()
     ends.step()
     ends.client.stop = stop = Mock()
@@ -84,19 +84,19 @@ def test_records_wait_for_the_share_of_their_namespace(monkeypatch: pytest.Monke
     with pytest.raises(ssl.SSLWantReadError):
         ends.client.read(100)
     stop.assert_called_once()
-    now += of.pause_of("hostile")
+    now += budget.pause_of("hostile")
     assert ends.client.read(100) == b"two"
 
 
 async def test_namespace_waits_for_its_share_before_it_connects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    later, of = Mock(), Shares(lambda: 1_000.0)
+    later, budget = Mock(), Shares(lambda: 1_000.0)
     monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
     monkeypatch.setattr(time, "thread_time", itertools.count().__next__)
-    with of.using("hostile"):
+    with budget.using("hostile"):
         pass
-    (begin,) = taking_turns(of).on_connection_create_start
+    (begin,) = taking_turns(budget).on_connection_create_start
 
     async def connect(namespace: str) -> None:
         shares.namespace_of_call.set(namespace)
@@ -106,7 +106,7 @@ async def test_namespace_waits_for_its_share_before_it_connects(
     await asyncio.create_task(connect("shop"))
     assert not hostile.done()
     ((pause, _, _),) = (call.args for call in later.call_args_list)
-    assert pause == of.pause_of("hostile") > 0
+    assert pause == budget.pause_of("hostile") > 0
     hostile.cancel()
 
 
