@@ -125,7 +125,7 @@ class FairTls(ssl.SSLObject):
             finally:
                 self._received += pending - self.incoming.pending
 
-    def read(self, len: int = 1024, buffer: bytearray | None = None) -> Any:  # noqa: A002, ANN401  as the library's
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401  as the library's
         """Return decrypted bytes; none while the namespace must pause."""
         if self.stop is not None and self.shares.pause_of(self.namespace):
             self.stop()
