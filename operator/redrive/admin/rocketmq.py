@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from redrive.admin.access import Access, Credentials
-from redrive.admin.connector import FairResolver, namespace_of_call
+from redrive.admin.connector import FairResolver
 from redrive.admin.errors import (
     AdminError,
     AdminForbiddenError,
@@ -42,6 +42,7 @@ from redrive.admin.errors import (
     unexpected_answer,
 )
 from redrive.admin.guards import Fence
+from redrive.admin.shares import namespace_of_call
 from redrive.policy.values import Patterns
 from redrive.reasons import Reason
 
