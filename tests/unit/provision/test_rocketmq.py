@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,18 +13,11 @@ import pytest
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.rocketmq import Master, QueueCounts
 from redrive.api.conditions import reason
-from redrive.api.rocketmq import RocketMQRule
 from redrive.errors import Requeue
-from redrive.kube import resources
-from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
-from redrive.provision.groups import GroupClaims
-from redrive.provision.reconciler import OrphanedPolicies
-from redrive.provision.rocketmq import RocketMQReconciler
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.rocketmq_policy import RocketMQPolicy
 
 KEY = Key("shop", "orders")
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RETRY, DEAD = "%RETRY%fulfilment", "%DLQ%fulfilment"
 MASTERS = (Master("a", "a:1"), Master("b", "b:1"))
 
@@ -79,46 +71,12 @@ class Masters:
         self.topics.pop((master.name, name), None)
 
 
-class Shop:
+class Shop(RocketMQPolicy):
     """A policy with its operator, and the cluster."""
 
     def __init__(self, **spec: object) -> None:
         self.cluster = Masters(topics={(m.name, "orders"): QueueCounts(4, 4, 6) for m in MASTERS})
-        body = {
-            "apiVersion": "redrive.io/v1beta1",
-            "kind": "RocketMQRetryPolicy",
-            "metadata": {
-                "namespace": "shop", "name": "orders", "uid": "u", "generation": 1,
-                "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z",
-            },
-            "spec": {
-                "connectionRef": {"name": "main"}, "topic": "orders", "group": "fulfilment", **spec
-            },
-        }  # fmt: skip
-        self.kubernetes = FakeKubernetes()
-        self.kubernetes.add(resources.ROCKETMQ_POLICIES, body)
-        rule = RocketMQRule(name="one", topics=("orders",), groups=("ful*",), deletion="Allowed")
-
-        async def rocketmq(key: Key, _: str) -> Any:  # noqa: ANN401
-            return SimpleNamespace(key=key, rules=(rule,), admin=self.cluster)
-
-        self.ctx: Any = SimpleNamespace(
-            kubernetes=self.kubernetes,
-            rocketmq_policies=Cache([body]),
-            connections=Cache(),
-            brokers=SimpleNamespace(rocketmq=rocketmq),
-            clock=lambda: NOW,
-            began=NOW,
-        )
-
-    @property
-    def body(self) -> Any:  # noqa: ANN401
-        return self.kubernetes.objects[resources.ROCKETMQ_POLICIES].get(KEY)
-
-    async def reconcile(self) -> Requeue:
-        orphans = OrphanedPolicies(self.ctx.rocketmq_policies, self.ctx.clock)
-        reconciler = RocketMQReconciler(self.ctx, GroupClaims(self.ctx), orphans)
-        return await reconciler.reconcile(KEY)
+        super().__init__(self.cluster, **spec)
 
 
 async def test_group_and_topics_are_made_at_each_master() -> None:
