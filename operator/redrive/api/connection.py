@@ -40,7 +40,15 @@ from redrive.api.model import (
     of_its_type,
     one_of,
 )
-from redrive.api.permissions import MAX_RULES, AllowRule, NamespaceRule, Permissions, RuleName
+from redrive.api.permissions import (
+    MAX_RULES,
+    AllowRule,
+    Consent,
+    NamespaceRule,
+    Permissions,
+    RuleName,
+    consent,
+)
 from redrive.api.policy_defaults import PolicyDefaults
 from redrive.api.rocketmq import ONE_BROKER, ONLY_PULSAR, RocketMQCluster
 from redrive.reasons import Reason
@@ -295,13 +303,6 @@ class ReplayIdentity(JobIdentity):
     exempt. Defaults to none. Example: `[Reason, Ticket]`."""
 
 
-class InspectionPermission(enum.StrEnum):
-    """Permission for Inspections through a connection."""
-
-    NEVER = "Never"
-    ALLOWED = "Allowed"
-
-
 class Destination(ApiModel):
     """A place for files of Inspections: a folder of an object store, or of a volume."""
 
@@ -343,15 +344,11 @@ class InspectionIdentity(JobIdentity):
     broker requires to read a topic. `consume` includes acknowledging, so no person should have
     these credentials. Example: `inspector`."""
 
-    retry_topics: Annotated[
-        InspectionPermission, *one_of(InspectionPermission, "`retryTopics`")
-    ] = InspectionPermission.NEVER
+    retry_topics: Annotated[Consent, *consent("retryTopics")] = Consent.NEVER
     """`Allowed`: each policy also grants the role `consume` on its retry topic, and Inspections may
     read messages that wait for a retry. Defaults to Never."""
 
-    clear_payloads: Annotated[
-        InspectionPermission, *one_of(InspectionPermission, "`clearPayloads`")
-    ] = InspectionPermission.NEVER
+    clear_payloads: Annotated[Consent, *consent("clearPayloads")] = Consent.NEVER
     """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""

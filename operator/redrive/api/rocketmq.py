@@ -261,10 +261,7 @@ class RocketMQRetryPolicySpec(ApiModel):
     """The consumer group, likewise. It is created if it does not exist. Immutable. Example:
     `fulfilment`."""
 
-    clients: Annotated[
-        ClientKind,
-        *one_of(ClientKind, "`clients`"),
-    ] = ClientKind.GRPC
+    clients: Annotated[ClientKind, *one_of(ClientKind, "`clients`")] = ClientKind.GRPC
     """Protocol of the group's consumers. `GRPC`: clients of RocketMQ 5, which obey the policy of
     the group. `Remoting`: older clients, which retry by settings of their own and the broker's
     levels; `maxRetries` and `ladder` are not enforced then. Defaults to GRPC."""
@@ -279,27 +276,22 @@ class RocketMQRetryPolicySpec(ApiModel):
     Ordered groups retry at a fixed interval instead. Defaults to the 16 delays of RocketMQ, from
     10s to 2h. Example: `[10s, 1m, 30m]`."""
 
-    ordering: Annotated[
-        Ordering,
-        *one_of(Ordering, "`ordering`"),
-    ] = Ordering.NONE
+    ordering: Annotated[Ordering, *one_of(Ordering, "`ordering`")] = Ordering.NONE
     """`PerKey`: the group consumes in order, and a failed message blocks later ones of its queue.
     Defaults to None."""
 
     retry_queues: Annotated[int, Strict(), Field(ge=1, le=64)] = 1
     """Number of queues of the retry topic at each master, 1 to 64. Defaults to 1."""
 
-    deletion_policy: Annotated[
-        GroupDeletion,
-        *one_of(GroupDeletion, "`deletionPolicy`"),
-    ] = GroupDeletion.RETAIN
+    deletion_policy: Annotated[GroupDeletion, *one_of(GroupDeletion, "`deletionPolicy`")] = (
+        GroupDeletion.RETAIN
+    )
     """`Delete`: the deletion of the policy deletes the group and the retry and dead-letter topics,
     each only if redrive created it. A rule of the connection must allow it. `Retain`: they stay.
     Defaults to Retain."""
 
     management_policy: Annotated[
-        ManagementPolicy,
-        *one_of(ManagementPolicy, "`managementPolicy`"),
+        ManagementPolicy, *one_of(ManagementPolicy, "`managementPolicy`")
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive creates and repairs group and topics. `Observe`: it changes nothing; the
     condition `DriftDetected` and `status.plannedChanges` show the changes that it would make.

@@ -22,7 +22,6 @@ from redrive.api.conditions import Condition, ended, failed, progressing, ready,
 from redrive.api.connection import (
     BrokerConnectionSpec,
     InspectionIdentity,
-    InspectionPermission,
 )
 from redrive.api.inspection import (
     InspectedMessages,
@@ -31,6 +30,7 @@ from redrive.api.inspection import (
     ReturnedPayload,
 )
 from redrive.api.model import parse_spec
+from redrive.api.permissions import Consent
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.errors import RedriveError, Requeue
@@ -410,7 +410,7 @@ def _access(
             remedy="store them in the namespaces of Inspections, and name them in "
             "spec.inspection.tls",
         )
-    is_allowed = identity.retry_topics is InspectionPermission.ALLOWED
+    is_allowed = identity.retry_topics is Consent.ALLOWED
     if spec.source is InspectedMessages.RETRY and not is_allowed:
         raise Reason.RETRIES_NOT_INSPECTED.error(
             f"the BrokerConnection {through} does not permit to inspect waiting retries",
@@ -474,7 +474,7 @@ def _check_clear_text(identity: InspectionIdentity, through: Key, ctx: Context) 
             remedy="create another Inspection after it is installed (admissionPolicy.create in the "
             "Helm chart), or one with payload: Masked",
         )
-    if identity.clear_payloads is not InspectionPermission.ALLOWED:
+    if identity.clear_payloads is not Consent.ALLOWED:
         raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
             f"the BrokerConnection {through} does not permit Inspections in clear text",
             remedy="create another Inspection after its inspection.clearPayloads is Allowed, or "

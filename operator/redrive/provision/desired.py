@@ -25,7 +25,7 @@ from redrive.admin.policies import (
     Ttl,
 )
 from redrive.api import Body
-from redrive.api.connection import InspectionPermission
+from redrive.api.permissions import Consent
 from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.kube import resources
 from redrive.kube.resources import CONFIG_MAP_KEY, Key
@@ -245,7 +245,7 @@ def _grants(role: TopicRole, topic: TopicName, request: Request) -> tuple[Grant,
     """Return the grants on a topic, one for each role: a broker would keep only the last of two."""
     replay, inspection = request.connection.replay, request.connection.inspection
     is_inspected = inspection is not None and (
-        role is TopicRole.DEAD_LETTER or inspection.retry_topics is InspectionPermission.ALLOWED
+        role is TopicRole.DEAD_LETTER or inspection.retry_topics is Consent.ALLOWED
     )
     keeps = request.policy.dead_letters or role is TopicRole.DEAD_LETTER
     grantees = {
