@@ -12,6 +12,8 @@ Late retries: the broker delivers a retry when its own clock reaches the time of
 delay. A consumer that waits for messages gets it at that moment. So if the clock of its host is
 ahead of the broker's, each retry looks late by the difference, whichever host has sent it. A broker
 that delivers late, for example at a dispatch rate, is recognized by a lateness that changes.
+
+`ConnectionWatch` reports a topic from which nothing arrives, because its connection is lost.
 """
 
 from __future__ import annotations
@@ -485,3 +487,36 @@ class EarlyRetries:
             self._room.set()
         else:
             self._room.clear()
+
+
+class ConnectionWatch:
+    """Reports a lost connection of one topic after some time, and its return. For one thread.
+
+    Args:
+        seconds: a connection that is lost for a shorter time is not reported.
+        report: called with the name of the topic, with True if it is connected again, and with the
+            seconds without a connection.
+    """
+
+    def __init__(
+        self, topic: str, seconds: float, report: Callable[[str, bool, float], None]
+    ) -> None:
+        self._topic = topic
+        self._seconds = seconds
+        self._report = report
+        self._since: float | None = None
+        self._reported = False
+
+    def check(self, *, connected: bool) -> None:
+        """Report a change, if there is one to report."""
+        if self._since is None:
+            self._since = None if connected else time.monotonic()
+            return
+        seconds = time.monotonic() - self._since
+        if connected:
+            if self._reported:
+                self._report(self._topic, True, seconds)  # noqa: FBT003
+            self._since, self._reported = None, False
+        elif seconds >= self._seconds and not self._reported:
+            self._reported = True
+            self._report(self._topic, False, seconds)  # noqa: FBT003

@@ -24,10 +24,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pulsar
 
-from redrive.delivery.arrivals import BURST, Arrivals
+from redrive.delivery.arrivals import BURST, Arrivals, ConnectionWatch
 from redrive.delivery.concurrency import (
     CLOSE_TIMEOUT,
     Deadline,
@@ -36,8 +37,10 @@ from redrive.delivery.concurrency import (
     all_within,
 )
 from redrive.delivery.forking import OwnerProcess
-from redrive.delivery.renewal import ConnectionWatch, Renewal
 from redrive.errors import RedriveError
+
+if TYPE_CHECKING:
+    from redrive.delivery.connection import Renewal
 
 _LINGER_MS = 20
 """Time for which a taker waits in the only topic that flows before it leaves that to its thread."""
@@ -96,10 +99,8 @@ class Fetcher:
         self._lost: Exception | None = None
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._owner = OwnerProcess("consumer")
-        self._topics = [
-            TopicFetcher(consumer, arriving, self, renewal)
-            for consumer, arriving, renewal in itertools.zip_longest(consumers, arrivals, renewals)
-        ]
+        subscriptions = itertools.zip_longest(consumers, arrivals, renewals)
+        self._topics = [TopicFetcher(self, *subscription) for subscription in subscriptions]
         atexit.register(self._close_at_exit)
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
@@ -358,8 +359,8 @@ class TopicFetcher:
     """One subscription, whose *consumer* it owns. It flows once its thread has said so.
 
     Args:
-        arrivals: None for a reader, to which nothing is delivered again.
         fetcher: the thread and takers report changes to it.
+        arrivals: None for a reader, to which nothing is delivered again.
         renewal: of the subscription; None for a reader.
 
     Attributes:
@@ -372,10 +373,10 @@ class TopicFetcher:
 
     def __init__(
         self,
+        fetcher: Fetcher,
         consumer: pulsar.Consumer,
         arrivals: Arrivals | None,
-        fetcher: Fetcher,
-        renewal: Renewal | None = None,
+        renewal: Renewal | None,
     ) -> None:
         self._consumer = consumer
         self.renewal = renewal

@@ -10,7 +10,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.delivery import fetcher, renewal
+from redrive.delivery import connection, fetcher
 from redrive.policy.envelope import ENCODED, NOT_COPIED
 from redrive.policy.model import SubscriptionType
 from redrive.reading.positions import encode_nested
@@ -29,7 +29,7 @@ OTHERS = [b"%d" % number for number in range(20)]
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a second instead of a minute."""
     monkeypatch.setattr(fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0, 1.0))
-    monkeypatch.setattr(renewal, "_FIRST_PAUSE", 1.0)
+    monkeypatch.setattr(connection, "_FIRST_PAUSE", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer
-from redrive.delivery.arrivals import BURST, Arrivals, EarlyRetries
+from redrive.delivery.arrivals import BURST, Arrivals, ConnectionWatch, EarlyRetries
 from redrive.delivery.concurrency import Deadline, SignalSafeToken, Timer
 from redrive.delivery.fetcher import ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
 from redrive.delivery.parts import SystemClock
-from redrive.delivery.renewal import ConnectionWatch
 from redrive.delivery.reporting import Name
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage, VirtualClock

@@ -9,9 +9,9 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.delivery import renewal
+from redrive.delivery import connection
 from redrive.delivery.arrivals import LARGEST_BATCH, Arrivals
-from redrive.delivery.renewal import MAX_HELD_PERMITS, Renewal
+from redrive.delivery.connection import MAX_HELD_PERMITS, Renewal
 
 PERMITS = 100
 
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(renewal, "time", clock)
+    monkeypatch.setattr(connection, "time", clock)
     return clock
 
 
