@@ -65,6 +65,7 @@ SIGNAL_WHILE_IT_LOADS_AGAIN = WHEN_KOPF_SAYS.format(
 WATCHED = (
     resources.CONNECTIONS,
     resources.POLICIES,
+    resources.ROCKETMQ_POLICIES,
     resources.REPLAYS,
     resources.INSPECTIONS,
     resources.JOBS,
