@@ -55,7 +55,8 @@ def test_bad_value_is_refused_with_path_value_and_remedy(
     cluster: Cluster, refused: dict[str, Any]
 ) -> None:
     message = refusal(cluster, manifest(refused["kind"], **refused["spec"]))
-    for words in [refused["path"], *refused.get("admission", refused["says"])]:
+    path = refused.get("admissionPath", refused["path"])
+    for words in [path, *refused.get("admission", refused["says"])]:
         assert words in message
     assert refused.get("never", "\0") not in message
 
@@ -298,8 +299,11 @@ def test_object_emptied_by_server_side_apply_means_left_out(
     """The owner of the fields removes them from the object, or removes the object."""
     spec = filled(kind, path)
     if spec is None:
-        # Immutable, or the one field that a type or a volume must have, or a map of known keys.
-        assert path[0] == "naming" or {"authentication", "volumes", "sparkConf"} & set(path)
+        # Immutable, or the one field that a type, a volume or a connection must have, or a map of
+        # known keys.
+        assert path[0] in {"naming", "pulsar", "rocketmq"} or (
+            {"authentication", "volumes", "sparkConf"} & set(path)
+        )
         return
     expected = parse_spec(KIND[kind].spec, {"spec": emptied(spec, path, OMIT)})
     for empty in ({}, OMIT):
