@@ -194,6 +194,8 @@ async def _whole(
         return None
     partitioned = str(name) in namespace.partitioned
     metadata = await admin.metadata(name, partitioned=partitioned)
+    if namespace.partitions(name) < metadata.partitions:
+        max_age = 0.0  # statistics do not show which partition is missing
     subscriptions = await admin.subscriptions(name, partitioned=partitioned, max_age=max_age)
     reads = {policy.read: policy for policy in wanted.policies}
     own = {read: await admin.topic_policy(name, policy) for read, policy in reads.items()}

@@ -40,6 +40,7 @@ from redrive.provision import reconciler
 from redrive.provision import reconciler as converging
 from redrive.provision.actions import Action, CreateSubscription, RestorePartitions
 from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.observe import around
 from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 from redrive.provision.poller import CALLS_PER_RECONCILE
 from redrive.provision.reconciler import Converged, OrphanedPolicies, PolicyReconciler, converge
@@ -429,6 +430,7 @@ class Shop:
     """A broker, and looks at the policy of one topic with three partitions."""
 
     broker: FakeBroker
+    admin: Admin
     body: Body
     look: Callable[[], Awaitable[Converged]]
 
@@ -450,6 +452,7 @@ async def partitioned_shop(
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         yield Shop(
             broker,
+            admin,
             body,
             lambda: converge(resolve(body, ctx), body, ctx, conflicts),
         )
@@ -489,14 +492,21 @@ async def test_lost_subscription_on_partition_is_created_again(
         assert not (await made.look()).actions
 
 
+@pytest.mark.parametrize("polled", [False, True])
 async def test_deleted_partition_is_restored_with_subscription(
-    connection: dict[str, Any], policy: MakeBody
+    connection: dict[str, Any], policy: MakeBody, *, polled: bool
 ) -> None:
+    """Statistics that were polled before show the subscriptions, and no missing partition."""
     body = policy(adoption="IfPresent")
     async with partitioned_shop(connection, body) as made:
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        if polled:
+            retry = TopicName("shop", "prod", "orders-fulfilment-RETRY")
+            await made.admin.stats(retry, partitioned=True)
         del made.retry.parts["-partition-0"], made.retry.parts["-partition-1"]
+        if polled:
+            await around(TOPIC, made.admin, max_age=0.0)
         actions = (await made.look()).actions
         assert list(map(type, actions)) == [RestorePartitions, CreateSubscription]
         assert str(actions[0]).endswith("orders-fulfilment-RETRY: 0, 1")
