@@ -376,7 +376,7 @@ class Reporting(Middleware):
         self._events.report(event, CONNECTION_TEXTS[name], topic, seconds)
 
     def recovered(self, topic: str) -> None:
-        """Report that messages of *topic* came at last that the client had dropped or held up."""
+        """Report that messages of *topic* came that the client had dropped or held up."""
         event = replace(self._of_no_message(Name.RECOVERED), topic=topic)
         text = "messages of %s came that the client had dropped with their chunks, or not permitted"
         self._events.report(event, text, topic)

@@ -147,7 +147,7 @@ def diff_group(want: DesiredGroup, have: MasterState) -> Iterator[GroupAction]:
         topic = have.topics[name]
         if topic is None:
             yield PutQueues(have.master, name, queues, creates=True)
-        elif min(topic.read, topic.write) < queues or topic.permissions & 6 != _READ_WRITE:
+        elif min(topic.read, topic.write) < queues or ~topic.permissions & _READ_WRITE:
             most = max(topic.read, topic.write, queues)
             yield PutQueues(have.master, name, most, creates=False)
     if have.group is None:
@@ -215,7 +215,7 @@ class GroupClaims:
         """Check that no other policy has priority.
 
         A provisioned policy precedes others; then age decides. A claim of another namespace counts
-        once it is provisioned: anybody can write one.
+        once it is provisioned: each author can write one.
 
         Raises:
             ContestedError: a policy with priority claims the group.

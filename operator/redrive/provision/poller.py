@@ -167,11 +167,16 @@ class BrokerPoller:
             self._loops.pop(loop).cancel()
         for loop, polls in loops.items():
             if loop not in self._loops:
-                self._loops[loop] = asyncio.create_task(_repeat(loop[0], polls), name=loop[0])
+                self._loops[loop] = asyncio.create_task(repeat(loop[0], polls), name=loop[0])
 
 
-async def _repeat(name: str, polls: Callable[[], AsyncGenerator[float]]) -> None:
-    """Poll until cancelled; after a failure begin again."""
+async def repeat(name: str, polls: Callable[[], AsyncGenerator[float]]) -> None:
+    """Poll until cancelled; after a failure begin again.
+
+    Args:
+        name: the beginning of its log entry.
+        polls: polls, and yields the seconds until the next poll.
+    """
     while True:
         try:
             async with aclosing(polls()) as pauses:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -59,7 +59,7 @@ from redrive.provision.outcome import (
     observed_conditions,
 )
 from redrive.provision.ownership import INTERNAL, internal
-from redrive.provision.poller import PollOrder, pause
+from redrive.provision.poller import PollOrder, pause, repeat
 from redrive.provision.reconciler import OrphanedPolicies, Reconciler, repaired
 from redrive.reasons import Reason
 
@@ -302,10 +302,6 @@ def _observes(spec: RocketMQRetryPolicySpec) -> bool:
     return spec.management_policy is ManagementPolicy.OBSERVE
 
 
-def _settled(body: Body) -> bool:
-    return is_settled(body)
-
-
 class RocketMQQueue:
     """Work queue of RocketMQRetryPolicies, and the listeners and the rotation that fill it.
 
@@ -338,7 +334,8 @@ class RocketMQQueue:
         for body in self._table:
             if not is_settled(body):
                 self._controller.enqueue(Key.of(body))
-        self._rotation = asyncio.create_task(self._rotate(), name="rotation of RocketMQ")
+        name = "rotation of RocketMQ"
+        self._rotation = asyncio.create_task(repeat(name, self._rotate), name=name)
 
     async def stop(self) -> None:
         """Cancel all tasks, and wait for their end."""
@@ -374,12 +371,12 @@ class RocketMQQueue:
             if Key.of(body).namespace == namespace:
                 self._controller.enqueue(Key.of(body))
 
-    async def _rotate(self) -> None:
+    async def _rotate(self) -> AsyncGenerator[float]:
         """Reconcile settled policies one by one, because a broker has no watch."""
-        order, settled = PollOrder(), self._table.index(_settled)
+        order, settled = PollOrder(), self._table.index(is_settled)
         while True:
             keys = settled.keys(True)  # noqa: FBT003  the value of the index
             key = order.next(keys)
-            await asyncio.sleep(pause(len(keys), CALLS_PER_RECONCILE, total=len(keys)))
+            yield pause(len(keys), CALLS_PER_RECONCILE, total=len(keys))
             if key is not None:
                 self._controller.enqueue(key)

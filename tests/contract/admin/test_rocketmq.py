@@ -114,14 +114,14 @@ async def test_calls_that_need_rights_are_the_documented(
 ) -> None:
     """The page RocketMQ names the calls that ACL 2.0 does not check."""
     await session.put_topic(master, name, 1)
-    secret = await create_user(session, master, f"nobody-{name}")
-    async with client(rocketmq, f"nobody-{name}", secret).session() as nobody:
+    secret = await create_user(session, master, f"stranger-{name}")
+    async with client(rocketmq, f"stranger-{name}", secret).session() as stranger:
         for call in GUARDED.values():
             with pytest.raises(AdminForbiddenError):
-                await call(nobody, master, name)
-        await nobody.version(master)
-        await nobody.retention(master)
-        await nobody.put_group(master, {"groupName": name, **GROUP})
+                await call(stranger, master, name)
+        await stranger.version(master)
+        await stranger.retention(master)
+        await stranger.put_group(master, {"groupName": name, **GROUP})
     assert await session.group(master, name) is not None
 
 
