@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
 from redrive.admin.access import Access
-from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
+from redrive.admin.errors import (
+    AdminForbiddenError,
+    AuthenticationFailedError,
+    BrokerRefusedError,
+)
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQAdmin, RocketMQSession
 from sandbox import versions
 from sandbox.rocketmq import ADMIN, RocketMQ
@@ -38,8 +44,14 @@ async def session(rocketmq: RocketMQ) -> AsyncIterator[RocketMQSession]:
 
 @pytest.fixture
 async def master(session: RocketMQSession) -> Master:
+    """The only master, once it shows its state: the first statistics come after its start."""
     (only,) = await session.masters()
-    return only
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(BrokerRefusedError):
+                await session.version(only)
+                return only
+            await asyncio.sleep(0.1)
 
 
 @pytest.fixture
