@@ -9,11 +9,6 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
-
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
-from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
@@ -24,7 +19,7 @@ from redrive.kube.connections import Connection
 from redrive.kube.resources import Key
 from redrive.provision.claims import Conflicts
 from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_admin import FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -66,24 +61,24 @@ async def reconcile_harness(
     connection: Body, body: Body, kubernetes: FakeKubernetes
 ) -> AsyncIterator[ReconcileHarness]:
     through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        broker.namespaces = {"shop/prod": Namespace({SOURCE: Topic(2, {})})}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    broker.namespaces = {"shop/prod": Namespace({SOURCE: Topic(2, {})})}
+    admin = broker.admin()
 
-        async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
-            spec = BrokerConnectionSpec.model_validate(connection)
-            return Connection(Key(namespace, ref.name), spec, admin)
+    async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
+        spec = BrokerConnectionSpec.model_validate(connection)
+        return Connection(Key(namespace, ref.name), spec, admin)
 
-        kubernetes.add(resources.POLICIES, body)
-        ctx = SimpleNamespace(
-            kubernetes=kubernetes,
-            policies=Cache([body]),
-            connections=Cache([through]),
-            namespaces=None,
-            began=NOW,
-            config_maps=Cache(),
-            brokers=SimpleNamespace(resolve=resolve),
-            settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
-        )
-        yield ReconcileHarness(ctx, broker, kubernetes)
+    kubernetes.add(resources.POLICIES, body)
+    ctx = SimpleNamespace(
+        kubernetes=kubernetes,
+        policies=Cache([body]),
+        connections=Cache([through]),
+        namespaces=None,
+        began=NOW,
+        config_maps=Cache(),
+        brokers=SimpleNamespace(resolve=resolve),
+        settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
+    )
+    yield ReconcileHarness(ctx, broker, kubernetes)

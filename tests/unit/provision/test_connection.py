@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 
 from redrive import __version__
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
 from redrive.admin.model import PULSAR_RELEASES
 from redrive.api import Body
 from redrive.api.conditions import find, reason
@@ -40,7 +37,7 @@ from redrive.provision.connection import (
 )
 from redrive.reasons import Reason
 from tests.support.crashes import Crash, Fault, Faulty
-from tests.support.fake_admin import SUPERUSER, FakeBroker, answering
+from tests.support.fake_admin import FakeBroker, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "main")
@@ -56,43 +53,43 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
     body = {**typed, "metadata": {**identity, "generation": 1}, "spec": connection}
     kubernetes, missing = FakeKubernetes(), list[ReferenceNotFoundError]()
     kubernetes.add(CONNECTIONS, body)
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        spec = BrokerConnectionSpec.model_validate(connection)
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    admin = broker.admin()
+    spec = BrokerConnectionSpec.model_validate(connection)
 
-        async def open_(key: Key) -> Connection:
-            for error in missing:
-                raise error
-            return Connection(key, spec, admin)
+    async def open_(key: Key) -> Connection:
+        for error in missing:
+            raise error
+        return Connection(key, spec, admin)
 
-        ctx: Any = SimpleNamespace(
-            kubernetes=kubernetes,
-            connections=Cache([body]),
-            policies=policies,
-            rocketmq_policies=Cache(),
-            namespaces=None,
-            settings=Settings("here", (), None, "", ""),
-            brokers=SimpleNamespace(open_any=open_),
-            clock=wall_clock,
-        )
-        assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "Connected"
-        assert kubernetes.objects[CONNECTIONS][KEY]["status"]["brokerVersion"] == "4.0.8"
-        writes, calls = len(kubernetes.writes), len(broker.calls)
-        assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        assert (len(kubernetes.writes), len(broker.calls)) == (writes, calls + 2)
+    ctx: Any = SimpleNamespace(
+        kubernetes=kubernetes,
+        connections=Cache([body]),
+        policies=policies,
+        rocketmq_policies=Cache(),
+        namespaces=None,
+        settings=Settings("here", (), None, "", ""),
+        brokers=SimpleNamespace(open_any=open_),
+        clock=wall_clock,
+    )
+    assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
+    assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "Connected"
+    assert kubernetes.objects[CONNECTIONS][KEY]["status"]["brokerVersion"] == "4.0.8"
+    writes, calls = len(kubernetes.writes), len(broker.calls)
+    assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
+    assert (len(kubernetes.writes), len(broker.calls)) == (writes, calls + 2)
 
-        assert kubernetes.objects[CONNECTIONS][KEY]["status"]["policies"] == 1
-        policies.put(policy("payments"))
-        assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        status = kubernetes.objects[CONNECTIONS][KEY]["status"]
-        assert (status["policies"], status["operatorVersion"]) == (2, __version__)
-        assert status["allow"] == [{"name": "shop", "namespaces": 1, "policies": 2}]
+    assert kubernetes.objects[CONNECTIONS][KEY]["status"]["policies"] == 1
+    policies.put(policy("payments"))
+    assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
+    status = kubernetes.objects[CONNECTIONS][KEY]["status"]
+    assert (status["policies"], status["operatorVersion"]) == (2, __version__)
+    assert status["allow"] == [{"name": "shop", "namespaces": 1, "policies": 2}]
 
-        missing.append(ReferenceNotFoundError("the Secret is not there", remedy="make it"))
-        assert await reconcile(KEY, ctx) is Requeue.BACKOFF
-        assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"
+    missing.append(ReferenceNotFoundError("the Secret is not there", remedy="make it"))
+    assert await reconcile(KEY, ctx) is Requeue.BACKOFF
+    assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"
 
 
 @pytest.mark.parametrize(
@@ -108,10 +105,10 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
     ],
 )
 async def test_broker_outside_support_matrix_is_warned_about(version: str, message: str) -> None:
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.version = version
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        warning = unsupported(await admin.version(), PULSAR_RELEASES)
+    broker = FakeBroker()
+    broker.version = version
+    admin = broker.admin()
+    warning = unsupported(await admin.version(), PULSAR_RELEASES)
     assert (warning is not None) is bool(message)
     assert warning is None or (
         warning.reason == "BrokerNotSupported" and message in warning.message
@@ -119,11 +116,11 @@ async def test_broker_outside_support_matrix_is_warned_about(version: str, messa
 
 
 async def test_broker_without_version_is_not_warned_about() -> None:
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        broker.fault = answering(403)
-        assert await admin.version() == ()
-        assert unsupported((), PULSAR_RELEASES) is None
+    broker = FakeBroker()
+    admin = broker.admin()
+    broker.fault = answering(403)
+    assert await admin.version() == ()
+    assert unsupported((), PULSAR_RELEASES) is None
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -203,14 +200,14 @@ MakeLife = Callable[..., Life]
 
 
 @pytest.fixture
-async def live(connection: dict[str, Any], policy: MakeBody) -> AsyncIterator[MakeLife]:
+async def live(connection: dict[str, Any], policy: MakeBody) -> MakeLife:
     identity = {"namespace": "shop", "name": "main", "uid": "u", "resourceVersion": "1"}
     typed = {"apiVersion": CONNECTIONS.api_version, "kind": CONNECTIONS.kind}
     body = {**typed, "metadata": {**identity, "generation": 1}, "spec": connection}
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        yield lambda **options: Life(admin, body, policy(), **options)
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    admin = broker.admin()
+    return lambda **options: Life(admin, body, policy(), **options)
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["seen", "stale"])
@@ -281,7 +278,7 @@ class Lent:
 
 
 @pytest.fixture
-async def lent(connection: dict[str, Any]) -> AsyncIterator[Lent]:
+async def lent(connection: dict[str, Any]) -> Lent:
     names = {"names": ["shop", "payments"]}
     connection["allow"] = [rule | {"namespaces": names} for rule in connection["allow"]]
     identity = {"namespace": "shop", "name": "main", "uid": "u", "resourceVersion": "1"}
@@ -289,26 +286,26 @@ async def lent(connection: dict[str, Any]) -> AsyncIterator[Lent]:
     body = {**typed, "metadata": {**identity, "generation": 1}, "spec": connection}
     kubernetes = FakeKubernetes()
     kubernetes.add(CONNECTIONS, body)
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    admin = broker.admin()
 
-        async def open_(key: Key) -> Connection:
-            return Connection(key, BrokerConnectionSpec.model_validate(connection), admin)
+    async def open_(key: Key) -> Connection:
+        return Connection(key, BrokerConnectionSpec.model_validate(connection), admin)
 
-        yield Lent(
-            kubernetes,
-            SimpleNamespace(
-                kubernetes=kubernetes,
-                connections=Cache([body]),
-                policies=Cache(),
-                rocketmq_policies=Cache(),
-                namespaces=None,
-                settings=Settings("here", (), None, "", ""),
-                brokers=SimpleNamespace(open_any=open_),
-                clock=wall_clock,
-            ),
-        )
+    return Lent(
+        kubernetes,
+        SimpleNamespace(
+            kubernetes=kubernetes,
+            connections=Cache([body]),
+            policies=Cache(),
+            rocketmq_policies=Cache(),
+            namespaces=None,
+            settings=Settings("here", (), None, "", ""),
+            brokers=SimpleNamespace(open_any=open_),
+            clock=wall_clock,
+        ),
+    )
 
 
 def policy_in(namespace: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,10 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
 from redrive.admin.errors import AdminConflictError, AdminError
-from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
@@ -40,7 +36,6 @@ from redrive.provision.reconciler import Converged, converge
 from redrive.reasons import Reason
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import (
-    SUPERUSER,
     Do,
     FakeBroker,
     Namespace,
@@ -87,7 +82,6 @@ class Shop:
     """A broker with a source topic and a foreign topic, and a policy to provision."""
 
     broker: FakeBroker
-    http: Http
     kubernetes: FakeKubernetes
     connection: Body
     policy: Body
@@ -127,10 +121,8 @@ class Shop:
         """Return the context of a reconcile."""
 
         async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
-            access = Access.bearer(FakeBroker.token(SUPERUSER))
-            admin = Admin(self.http, self.broker.url, access)
             spec = BrokerConnectionSpec.model_validate(self.connection["spec"])
-            return Connection(Key(namespace, ref.name), spec, admin)
+            return Connection(Key(namespace, ref.name), spec, self.broker.admin())
 
         return SimpleNamespace(
             kubernetes=self.kubernetes,
@@ -151,14 +143,14 @@ class Shop:
 @asynccontextmanager
 async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
     body = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        grants = {"persistent://shop/prod/others": {"fulfilment": ["consume"]}}
-        topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, {"": ["s"]})}
-        broker.namespaces = {"shop/prod": Namespace(topics, grants)}
-        kubernetes = FakeKubernetes()
-        kubernetes.add(resources.POLICIES, policy)
-        yield Shop(broker, Http(session), kubernetes, body, policy)
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    grants = {"persistent://shop/prod/others": {"fulfilment": ["consume"]}}
+    topics = {"orders": Topic(2, {}), "others": Topic(0, {"a": "b"}, {"": ["s"]})}
+    broker.namespaces = {"shop/prod": Namespace(topics, grants)}
+    kubernetes = FakeKubernetes()
+    kubernetes.add(resources.POLICIES, policy)
+    yield Shop(broker, kubernetes, body, policy)
 
 
 def numbers_of(calls: Sequence[tuple[str, str]], fault: str) -> list[int]:

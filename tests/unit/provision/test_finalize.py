@@ -11,16 +11,12 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.guards import FAILURES, Breaker
-from redrive.admin.http import Http
 from redrive.admin.model import RightsChange, SubscriptionStats, TopicUsage
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
@@ -51,7 +47,7 @@ from redrive.provision.outcome import (
 )
 from redrive.provision.ownership import GRANTED, OWNER_UID, Owner, OwnershipRecord
 from redrive.reasons import Reason
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_admin import FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reasons import raises
 from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
@@ -286,17 +282,16 @@ async def test_deletion_probes_broker_of_deleted_connection(
     body = deleted(policy(deletionPolicy="Delete"))
     api, table = storing(body), Cache([body])
     breaker = Breaker("http://pulsar:8080", lambda: BEGAN, lambda: None)
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        access = Access.bearer(FakeBroker.token(SUPERUSER))
-        admin = Admin(Http(session), broker.url, access, breaker)
-        last = Connection(Key("shop", "main"), BrokerConnectionSpec(**connection), admin)
-        broker.tenants = {"shop": []}
-        broker.namespaces = {"shop/prod": Namespace()}
-        for _ in range(FAILURES):
-            with pytest.raises(BrokerUnreachableError):
-                await breaker.guard(silent, probe=False)
-        assert breaker.is_open
-        await look(api, table, LATE_WRITES, Remembered(last))
+    broker = FakeBroker()
+    admin = broker.admin(breaker=breaker)
+    last = Connection(Key("shop", "main"), BrokerConnectionSpec(**connection), admin)
+    broker.tenants = {"shop": []}
+    broker.namespaces = {"shop/prod": Namespace()}
+    for _ in range(FAILURES):
+        with pytest.raises(BrokerUnreachableError):
+            await breaker.guard(silent, probe=False)
+    assert breaker.is_open
+    await look(api, table, LATE_WRITES, Remembered(last))
     assert not breaker.is_open
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     assert Reason.CLEANUP_ABANDONED not in [reason for _, reason, _ in api.announced()]

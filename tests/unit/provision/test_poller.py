@@ -6,17 +6,13 @@ import asyncio
 import dataclasses
 import gc
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
-from redrive.admin.http import Http
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
 from redrive.kube.cache import Cache
@@ -45,7 +41,7 @@ from redrive.provision.poller import (
     pause,
 )
 from redrive.provision.request import Request
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
+from tests.support.fake_admin import FakeBroker, Namespace, Topic, answering, at_call
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
@@ -468,46 +464,44 @@ NAMES = [f"orders-{number}" for number in range(30)]
 @pytest.fixture
 async def thirty_policies(
     connection: dict[str, Any], policy: MakeBody
-) -> AsyncIterator[tuple[NamespaceFacts, FakeBroker]]:
+) -> tuple[NamespaceFacts, FakeBroker]:
     """Thirty policies, ten to a Pulsar namespace, with no drift."""
     through = {"metadata": {"namespace": "shop", "name": "main", **NEW}, "spec": connection}
     bodies = [
         policy(name, topic=f"persistent://shop/n{number % 3}/{name}")
         for number, name in enumerate(NAMES)
     ]
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+    broker = FakeBroker()
+    admin = broker.admin()
 
-        async def open_(key: Key) -> SimpleNamespace:
-            assert key == MAIN
-            return SimpleNamespace(admin=admin)
+    async def open_(key: Key) -> SimpleNamespace:
+        assert key == MAIN
+        return SimpleNamespace(admin=admin)
 
-        ctx: Any = SimpleNamespace(
-            policies=Cache(bodies),
-            connections=Cache([through]),
-            namespaces=None,
-            config_maps=Cache(),
-            brokers=SimpleNamespace(open=open_),
-            settings=SimpleNamespace(cluster_id="here", namespaces=()),
-            clock=wall_clock,
+    ctx: Any = SimpleNamespace(
+        policies=Cache(bodies),
+        connections=Cache([through]),
+        namespaces=None,
+        config_maps=Cache(),
+        brokers=SimpleNamespace(open=open_),
+        settings=SimpleNamespace(cluster_id="here", namespaces=()),
+        clock=wall_clock,
+    )
+    broker.tenants = {"shop": []}
+    broker.namespaces = {f"shop/n{number}": Namespace({}, {}) for number in range(3)}
+    for body in bodies:
+        wanted = desired(resolve(body, ctx), body, "here")
+        ctx.config_maps.put(
+            {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
         )
-        broker.tenants = {"shop": []}
-        broker.namespaces = {f"shop/n{number}": Namespace({}, {}) for number in range(3)}
-        for body in bodies:
-            wanted = desired(resolve(body, ctx), body, "here")
-            ctx.config_maps.put(
-                {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
-            )
-            namespace = broker.namespaces[wanted.policy.topic.namespace_name]
-            assert len(wanted.topics) == len(
-                {TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.LEDGER}
-            )
-            for name in (wanted.policy.topic, *(topic.name for topic in wanted.topics)):
-                namespace.topics[name.local] = Topic(0, {})
-            for grant in wanted.grants:
-                roles = namespace.grants.setdefault(str(grant.topic), {})
-                roles[grant.role] = sorted(grant.actions)
-        yield NamespaceFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None)), broker
+        namespace = broker.namespaces[wanted.policy.topic.namespace_name]
+        assert len(wanted.topics) == len({TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.LEDGER})
+        for name in (wanted.policy.topic, *(topic.name for topic in wanted.topics)):
+            namespace.topics[name.local] = Topic(0, {})
+        for grant in wanted.grants:
+            roles = namespace.grants.setdefault(str(grant.topic), {})
+            roles[grant.role] = sorted(grant.actions)
+    return NamespaceFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None)), broker
 
 
 async def drifted_of(facts: NamespaceFacts) -> set[str]:

@@ -11,15 +11,12 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from redrive.admin import granting
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
-from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.conditions import ConditionStatus, StatusWarning, written
 from redrive.api.connection import BrokerConnectionSpec
@@ -46,7 +43,7 @@ from redrive.provision.poller import CALLS_PER_RECONCILE
 from redrive.provision.reconciler import Converged, OrphanedPolicies, PolicyReconciler, converge
 from redrive.provision.request import ContestedError
 from redrive.reasons import Reason, requeue_of
-from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
+from tests.support.fake_admin import Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
 from tests.support.reasons import raises
 from tests.support.reconcile_harness import KEY, reconcile_harness
@@ -210,21 +207,21 @@ async def test_subscription_expiry_is_detected_before_topic_reads(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy()
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        topics = {"orders": Topic(2, {})}
-        expiry = {"subscription_expiration_time_minutes": 5}
-        broker.namespaces = {"shop/prod": Namespace(topics, {}, expiry)}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        ctx = make_world(admin, connection, body)
-        with raises(Reason.SUBSCRIPTION_EXPIRY):
-            await converge(
-                resolve(body, ctx),
-                body,
-                ctx,
-                Conflicts(ctx.policies, ctx.connections, lambda _: None),
-            )
-        assert len(broker.calls) == 4  # with that for the release
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    topics = {"orders": Topic(2, {})}
+    expiry = {"subscription_expiration_time_minutes": 5}
+    broker.namespaces = {"shop/prod": Namespace(topics, {}, expiry)}
+    admin = broker.admin()
+    ctx = make_world(admin, connection, body)
+    with raises(Reason.SUBSCRIPTION_EXPIRY):
+        await converge(
+            resolve(body, ctx),
+            body,
+            ctx,
+            Conflicts(ctx.policies, ctx.connections, lambda _: None),
+        )
+    assert len(broker.calls) == 4  # with that for the release
 
 
 @pytest.mark.parametrize(
@@ -297,12 +294,12 @@ async def test_policy_with_timed_annotation_is_reconciled_again(  # noqa: PLR091
 @asynccontextmanager
 async def broker_of_shop(*names: str) -> AsyncIterator[tuple[FakeBroker, Admin]]:
     """A broker with replicated source topics, and a client of it."""
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        replicated = {"replication_clusters": ["here", "there"]}
-        topics = {name: Topic(2, {}) for name in names}
-        broker.namespaces = {"shop/prod": Namespace(topics, {}, replicated)}
-        yield broker, Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    replicated = {"replication_clusters": ["here", "there"]}
+    topics = {name: Topic(2, {}) for name in names}
+    broker.namespaces = {"shop/prod": Namespace(topics, {}, replicated)}
+    yield broker, broker.admin()
 
 
 @asynccontextmanager
@@ -443,19 +440,19 @@ class Shop:
 async def partitioned_shop(
     connection: dict[str, Any], body: Body, **existing: Topic
 ) -> AsyncIterator[Shop]:
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        topics = {"orders": Topic(3, {}), **existing}
-        broker.namespaces = {"shop/prod": Namespace(topics)}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        ctx = make_world(admin, connection, body)
-        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-        yield Shop(
-            broker,
-            admin,
-            body,
-            lambda: converge(resolve(body, ctx), body, ctx, conflicts),
-        )
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    topics = {"orders": Topic(3, {}), **existing}
+    broker.namespaces = {"shop/prod": Namespace(topics)}
+    admin = broker.admin()
+    ctx = make_world(admin, connection, body)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    yield Shop(
+        broker,
+        admin,
+        body,
+        lambda: converge(resolve(body, ctx), body, ctx, conflicts),
+    )
 
 
 async def test_failed_subscription_on_partition_is_retried(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
 from redrive.admin.errors import error_for
 from redrive.admin.http import Call, Endpoint, Http
 from redrive.api import Body
@@ -27,7 +24,7 @@ from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.poller import CALLS_PER_CHECK, StallChecks, is_checked
 from redrive.provision.reconciler import converge
 from tests.support.connections import changed
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
+from tests.support.fake_admin import FakeBroker, Namespace, Topic, answering, at_call
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.operator_in_process import operator_in_process
 from tests.support.reconcile_harness import KEY, reconcile_harness
@@ -91,20 +88,20 @@ class Harness:
 @pytest.fixture
 async def harness(
     connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Harness]:
+) -> Harness:
     monkeypatch.setattr(poller, "LISTED_SECONDS", 0.0)
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        body = policy(adoption="IfPresent")
-        ctx = make_world(admin, connection, body)
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
+    admin = broker.admin()
+    body = policy(adoption="IfPresent")
+    ctx = make_world(admin, connection, body)
 
-        async def open_(_: Key) -> SimpleNamespace:
-            return SimpleNamespace(admin=admin)
+    async def open_(_: Key) -> SimpleNamespace:
+        return SimpleNamespace(admin=admin)
 
-        ctx.brokers.open = open_
-        yield Harness(broker, ctx, body)
+    ctx.brokers.open = open_
+    return Harness(broker, ctx, body)
 
 
 Step = Callable[[Harness], object]

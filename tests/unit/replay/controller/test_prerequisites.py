@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
-from redrive.admin.http import Http
 from redrive.admin.policies import Quotas
 from redrive.api.conditions import ObjectEvent
 from redrive.api.replay_status import ReplayStatus
@@ -36,7 +32,7 @@ from redrive.replay.controller.prerequisites import (
     prepare_target,
 )
 from redrive.replay.controller.spark_operators import job_run
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_admin import FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reasons import raises
 from tests.unit.replay.controller.test_admission import connection, ctx, replay
@@ -48,21 +44,21 @@ RETRY = f"{NAMESPACE}/orders-fulfilment-RETRY"
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[FakeBroker]:
+async def broker() -> FakeBroker:
     """A broker that has the source topic, and topics of a RetryPolicy beside it."""
-    async with FakeBroker.serving() as broker:
-        broker.tenants = {"shop": []}
-        owned = {"redrive.io/owner": "here/billing/invoices"}
-        topics = {
-            "orders": Topic(2, {}),
-            "checked": Topic(0, {"team": "shop", "redrive.io/owner": ""}),
-            "theirs": Topic(0, owned),
-            "theirs-in-parts": Topic(3, owned),
-        }
-        for topic in topics.values():
-            topic.parts = {end: ["s"] for end in topic.parts}
-        broker.namespaces = {"shop/prod": Namespace(topics)}
-        yield broker
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    owned = {"redrive.io/owner": "here/billing/invoices"}
+    topics = {
+        "orders": Topic(2, {}),
+        "checked": Topic(0, {"team": "shop", "redrive.io/owner": ""}),
+        "theirs": Topic(0, owned),
+        "theirs-in-parts": Topic(3, owned),
+    }
+    for topic in topics.values():
+        topic.parts = {end: ["s"] for end in topic.parts}
+    broker.namespaces = {"shop/prod": Namespace(topics)}
+    return broker
 
 
 async def prepare(
@@ -79,15 +75,14 @@ async def prepare(
     kubernetes = FakeKubernetes()
     kubernetes.add(resources.REPLAYS, body)
     kubernetes.add(resources.CONNECTIONS, through)
-    async with aiohttp.ClientSession() as session:
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+    admin = broker.admin()
 
-        async def resolve(*_: object) -> Any:  # noqa: ANN401
-            return SimpleNamespace(admin=admin, key=Key("shop", "main"))
+    async def resolve(*_: object) -> Any:  # noqa: ANN401
+        return SimpleNamespace(admin=admin, key=Key("shop", "main"))
 
-        brokers = cast("Any", SimpleNamespace(resolve=resolve))
-        context = dataclasses.replace(context, brokers=brokers, kubernetes=kubernetes)
-        return await prepare_target(body, context)
+    brokers = cast("Any", SimpleNamespace(resolve=resolve))
+    context = dataclasses.replace(context, brokers=brokers, kubernetes=kubernetes)
+    return await prepare_target(body, context)
 
 
 def rights(broker: FakeBroker, topic: str) -> dict[str, list[str]]:

@@ -6,17 +6,13 @@ import asyncio
 import dataclasses
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.client import Admin
-from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.crds import REPLAY, structural
@@ -33,7 +29,7 @@ from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.prerequisites import prepare_target
 from redrive.replay.controller.reconciler import reconcile
 from redrive.replay.controller.spark_operators import APPLICATION
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering
+from tests.support.fake_admin import FakeBroker, Namespace, Topic, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reasons import raises
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
@@ -135,30 +131,30 @@ class Rights:
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Rights]:
+async def place() -> Rights:
     """A target that deduplicates and has a subscription, on which others have rights."""
-    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.tenants = {"shop": []}
-        topics = {"checked": Topic(0, {}, {"": ["s"]}), "orders": Topic(0, {}, {"": ["s"]})}
-        for topic in topics.values():
-            topic.policies["deduplicationEnabled"] = True
-        broker.namespaces = {"shop/prod": Namespace(topics)}
-        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        spec = BrokerConnectionSpec.model_validate(connection()["spec"])
+    broker = FakeBroker()
+    broker.tenants = {"shop": []}
+    topics = {"checked": Topic(0, {}, {"": ["s"]}), "orders": Topic(0, {}, {"": ["s"]})}
+    for topic in topics.values():
+        topic.policies["deduplicationEnabled"] = True
+    broker.namespaces = {"shop/prod": Namespace(topics)}
+    admin = broker.admin()
+    spec = BrokerConnectionSpec.model_validate(connection()["spec"])
 
-        async def resolve(*_: object) -> Connection:
-            return Connection(Key("shop", "main"), spec, admin)
+    async def resolve(*_: object) -> Connection:
+        return Connection(Key("shop", "main"), spec, admin)
 
-        kubernetes = FakeKubernetes()
-        place = Rights(broker, kubernetes, ctx())
-        place.reset()
-        place.ctx = dataclasses.replace(
-            place.ctx,
-            kubernetes=kubernetes,
-            brokers=cast("Any", SimpleNamespace(resolve=resolve, open=resolve)),
-            clock=lambda: place.now,
-        )
-        yield place
+    kubernetes = FakeKubernetes()
+    place = Rights(broker, kubernetes, ctx())
+    place.reset()
+    place.ctx = dataclasses.replace(
+        place.ctx,
+        kubernetes=kubernetes,
+        brokers=cast("Any", SimpleNamespace(resolve=resolve, open=resolve)),
+        clock=lambda: place.now,
+    )
+    return place
 
 
 async def test_right_is_recorded_before_it_is_granted(place: Rights) -> None:
