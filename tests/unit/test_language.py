@@ -7,9 +7,7 @@ names of functions and classes. Code in backticks, targets of links, and strings
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -91,21 +89,29 @@ def prose(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Prose]:
         yield piece._replace(text=re.sub(r"[ \t]*\n[ \t#]*", "\n", plain))
 
 
+# A third of the time of `tokenize`. In Python 3.11 no string contains its own quotes.
+COMMENT_OR_STRING = re.compile(
+    r"""#.*|[a-zA-Z]{0,2}(\"{3}|'{3})(?:\\[\s\S]|[^\\])*?\1|[a-zA-Z]{0,2}(["'])(?:\\[\s\S]|(?!\2)[^\\])*\2"""
+)
+
+
 def _python(text: str, nodes: Sequence[ast.AST]) -> list[Prose]:
     pieces = [Prose(0, "module", "")]
-    starts_statement = True
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        line, last = token.start[0], pieces[-1]
-        if token.type == tokenize.COMMENT:
-            if last.kind == "comment" and line == last.line + last.text.count("\n") + 1:
-                pieces[-1] = last._replace(text=f"{last.text}\n{token.string}")
-            else:
-                pieces.append(Prose(line, "comment", token.string))
-        elif token.type in {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}:
-            kind = "docstring" if starts_statement else "string"
-            pieces.append(Prose(line, kind, token.string))
-        if token.type not in {tokenize.COMMENT, tokenize.NL}:
-            starts_statement = token.type in {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    statements = {
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.JoinedStr)
+    }
+    line, end = 1, 0
+    for match in COMMENT_OR_STRING.finditer(text):
+        line, end, last = line + text.count("\n", end, match.start()), match.start(), pieces[-1]
+        if not match[0].startswith("#"):
+            kind = "docstring" if line in statements else "string"
+            pieces.append(Prose(line, kind, match[0]))
+        elif last.kind == "comment" and line == last.line + last.text.count("\n") + 1:
+            pieces[-1] = last._replace(text=f"{last.text}\n{match[0]}")
+        else:
+            pieces.append(Prose(line, "comment", match[0]))
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             words = re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", node.name)
