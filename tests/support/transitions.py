@@ -3,7 +3,7 @@
 The fields are read from the CRDs (`tests.support.crd_fields`), and so are their values. For each
 field one object goes from value to value; beside it, objects with each of the values are new. The
 two have to end alike: spec, finalizers, status, the ConfigMap, and all that the broker holds.
-`tests/integration/provision/test_transitions.py` takes some fields, and
+`tests/integration/provision/e2e_transitions.py` takes some fields, and
 `tests/chaos/chaos_transitions.py` all.
 """
 
