@@ -301,7 +301,7 @@ async def test_unchanged_tls_files_are_parsed_once(monkeypatch: pytest.MonkeyPat
         parses.append(ca)
         if ca == "bad":
             raise ValueError(ca)
-        return ssl.create_default_context()
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     monkeypatch.setattr(credentials, "tls_context", parse)
     files = TlsFiles()
