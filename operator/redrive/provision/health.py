@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
@@ -96,6 +97,7 @@ class Health:
         self._provisioned = ctx.policies.index(_provisioned_at)
         self._looked: dict[str, float] = {}
         self._requested: set[str] = set()
+        self._request_of = WeakValueDictionary[Key, asyncio.Event]()
         self._findings: dict[str, Findings] = {}
         self._paces = RateLimits(1 / CALLS_PER_SECOND)
         self._pace_of_all = RateLimit(1 / CALLS_PER_SECOND_IN_ALL)
@@ -120,6 +122,8 @@ class Health:
     def request(self, body: Body) -> None:
         """Poll a policy's topics at once, and write its backlog even if it is unchanged."""
         self._requested.add(_uid(body))
+        if requested := self._request_of.get(connection_of(body)):
+            requested.set()
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if before is not None and (after is None or _uid(before) != _uid(after)):
@@ -145,7 +149,13 @@ class Health:
 
     async def _walk(self, connection: Key, broker: str | None) -> AsyncGenerator[float]:
         reader = Reader(self._interval, (self._paces.of(broker), self._pace_of_all))
+        # Set by each request. A tick of each of thousands of connections would delay all others.
+        requested = self._request_of[connection] = asyncio.Event()
         while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_of(connection)):
+                    await requested.wait()
+            requested.clear()
             due = self._due(connection)
             pause = 0.0 if len(due) == AT_A_TIME else min(TICK_SECONDS, self._interval)
             for body in due:
@@ -157,16 +167,21 @@ class Health:
             reader.tidy()
             yield pause
 
+    def _since(self, body: Body) -> float:
+        """Return when a policy was polled; before all others if that was requested."""
+        uid, never = _uid(body), float("-inf")
+        return never if uid in self._requested else self._looked.get(uid, never)
+
+    def _pause_of(self, connection: Key) -> float:
+        """Return the seconds until a policy is due; a new one may come within the interval."""
+        polled = map(self._since, self._provisioned.get(connection))
+        return max(0.0, min(polled, default=_now()) + self._interval - _now())
+
     def _due(self, connection: Key) -> list[Body]:
         """Return policies that are due; the longest waiting comes first."""
-        never, latest = float("-inf"), _now() - self._interval
-
-        def since(body: Body) -> float:
-            uid = _uid(body)
-            return never if uid in self._requested else self._looked.get(uid, never)
-
-        due = (body for body in self._provisioned.get(connection) if since(body) <= latest)
-        return heapq.nsmallest(AT_A_TIME, due, key=since)
+        latest, provisioned = _now() - self._interval, self._provisioned.get(connection)
+        due = (body for body in provisioned if self._since(body) <= latest)
+        return heapq.nsmallest(AT_A_TIME, due, key=self._since)
 
     def _exists(self, body: Body) -> bool:
         current = self._ctx.policies.get(Key.of(body))
