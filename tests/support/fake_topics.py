@@ -38,6 +38,9 @@ class FakeTopics:
     Args:
         fate: the result of each send; by default the message is stored.
         partitions: of each topic; 0 for none.
+
+    Attributes:
+        taken: the producer names that another client holds.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class FakeTopics:
     ) -> None:
         self.partitions = partitions
         self.deduplicates = True
+        self.taken: set[str] = set()
         self.stored: list[StoredCopy] = []
         self.producers: list[FakeProducer] = []
         self.fate = fate
@@ -66,6 +70,8 @@ class FakeTopics:
     def create_producer(
         self, topic: str, *, producer_name: str, **_options: object
     ) -> FakeProducer:
+        if producer_name in self.taken:
+            raise pulsar.ProducerBusy
         producer = FakeProducer(self, topic, producer_name)
         self.producers.append(producer)
         return producer

@@ -8,7 +8,8 @@ message that the broker refuses, such as one above the `maxMessageSize` of its t
 duplicate once a later one was stored. So each `PartitionSender` keeps four rules:
 
 1. Its name is its own: no other process, topic partition or schema uses it.
-2. Sequence ids are its own. They begin at 1, because the client takes 0 for none, and only rise.
+2. Sequence ids are its own. They are above 0, which the client takes for none, and rise by random
+   steps. Another client that writes under this name can't tell the id of the message in flight.
 3. One message is in flight at a time. The next id is used only after the message before it was
    stored, refused, or given up for good. Senders work side by side, each under its own name.
 4. A message that is sent again keeps the name and the sequence id.
@@ -28,6 +29,8 @@ receipt, and the message is sent again:
   message. It is never dropped.
 - `-1:-1` contradicts the last sequence id: the message is sent under a new name, and may be stored
   twice.
+- Another client holds the name: a message that was not sent yet gets a new name at once. One in
+  doubt gets it after `_NAME_SECONDS`, and may be stored twice.
 - Chunks: the broker recognises only the last chunk. It may have stored that one alone. And when the
   client connects again, it sends chunks twice, of which consumers with the client 4.2 can't put the
   message together. So the message is sent again whole under a new name if its producer was
@@ -39,7 +42,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,6 +78,13 @@ _POLL_SECONDS = 0.02
 
 _MAX_NAMES = 3
 """Names tried in one call of `PartitionSender.send`."""
+
+_NAME_SECONDS = 60.0
+"""Time for which a message in doubt waits for its name: a broker notices a connection that ended
+without a sign after 30 to 60 s."""
+
+_MAX_STEP = 2**32
+"""Largest step between two sequence ids: about 4 billion of them are below 2^63."""
 
 
 def open_producer(
@@ -127,12 +139,13 @@ class PartitionSender:
         self._producer: pulsar.Producer | None = None
         self._last = -1  # the broker's last sequence id of the name, when the producer was opened
         self._ended = False
+        self._taken_since: float | None = None
         self.in_doubt = False
         """True if the message of `begin` was sent, and may be stored."""
 
     def begin(self) -> None:
         """Number a new message; the one before is not sent again."""
-        self._sequence_id += 1
+        self._sequence_id += 1 + secrets.randbelow(_MAX_STEP)
         self.in_doubt = False
 
     def open(self) -> pulsar.Producer:
@@ -143,7 +156,12 @@ class PartitionSender:
         """
         producer = self._producer
         if producer is None:
-            producer = self._make(self._name)
+            try:
+                producer = self._make(self._name)
+            except pulsar.ProducerBusy:  # too many producers, or another client has the name
+                self._leave_taken_name()
+                raise
+            self._taken_since = None
             self._last = producer.last_sequence_id()
             self._producer = producer
             if self._ended:  # meanwhile, by another thread
@@ -238,10 +256,17 @@ class PartitionSender:
             self.open()
         return self._last == self._sequence_id
 
+    def _leave_taken_name(self) -> None:
+        now = time.monotonic()
+        if self._taken_since is None:
+            self._taken_since = now
+        if not self.in_doubt or now - self._taken_since >= _NAME_SECONDS:
+            self._rename()
+
     def _rename(self) -> None:
         self.close()
         self._name = f"{self._base}.{next(self._renamed)}"
-        self._sequence_id = 1
+        self._taken_since = None
 
 
 class _Connected:

@@ -90,11 +90,12 @@ def test_hung_send_is_repeated_with_the_same_sequence_id() -> None:
     with RetryProducer(
         cast("pulsar.Client", client), "orders", timeout=timedelta(milliseconds=10)
     ) as producer:
-        assert producer.send(b"1") == pulsar.MessageId(-1, 5, 1)
-        assert producer.send(b"2") == pulsar.MessageId(-1, 5, 2)
+        ids = [producer.send(b"1"), producer.send(b"2")]
     given_up, used = client.made
     assert given_up.name == used.name
-    assert (given_up.sent, used.sent) == ([1], [1, 2])
+    first, second = used.sent
+    assert given_up.sent == [first]
+    assert ids == [pulsar.MessageId(-1, 5, first), pulsar.MessageId(-1, 5, second)]
     for thread in set(threading.enumerate()) - others:
         thread.join(60)
         assert not thread.is_alive()
@@ -196,6 +197,39 @@ def test_receipt_without_entry_is_no_proof() -> None:
     with pytest.raises(pulsar.exceptions.PulsarException, match="prove nothing"):
         sending.send("m1", {}, 30)
     assert topics.stored == []
+
+
+def test_id_of_another_client_under_the_name_is_no_proof() -> None:
+    topics = FakeTopics()
+    sending = sender(topics)
+    send_until_stored(sending, "m1")
+    sending.close()
+    topics.last[TOPIC, "shop"] += 1
+    send_until_stored(sending, "m2")
+    assert topics.contents == ["m1", "m2"]
+
+
+def test_unsent_message_leaves_a_taken_name_at_once() -> None:
+    topics = FakeTopics()
+    topics.taken.add("shop")
+    assert send_until_stored(sender(topics), "m1") is not None
+    assert [copy.producer for copy in topics.stored] == ["shop.2"]
+
+
+def test_message_in_doubt_leaves_a_taken_name_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = iter([Fate.UNANSWERED, Fate.STORED])
+    topics = FakeTopics(lambda: next(script))
+    sending = sender(topics)
+    sending.begin()
+    with pytest.raises(pulsar.Timeout):
+        sending.send("m1", {}, 30)
+    topics.taken.add("shop")
+    for seconds in (60.0, 60.0, 0.0):
+        monkeypatch.setattr("redrive.delivery.sender._NAME_SECONDS", seconds)
+        with pytest.raises(pulsar.ProducerBusy):
+            sending.send("m1", {}, 30)
+    assert sending.send("m1", {}, 30) is not None
+    assert [copy.producer for copy in topics.stored] == ["shop", "shop.2"]
 
 
 def test_chunked_message_without_receipt_gets_another_name() -> None:
