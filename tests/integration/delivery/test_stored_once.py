@@ -43,7 +43,7 @@ def copies(provisioned: ProvisionedPolicy, topic: TopicName, partitions: int = 0
         reader = client.create_reader(str(one), pulsar.MessageId.earliest)
         while reader.has_message_available():
             message = reader.read_next(30_000)
-            ids[message.data()].append((one, id_text(message.message_id())))
+            ids[message.data()].append((topic, id_text(message.message_id())))
         reader.close()
     return Counter(
         {
