@@ -273,13 +273,26 @@ def optional_in(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[
         yield from optional_in(inner, step)
 
 
+ACCESS = {"user": "redrive", "secretRef": {"name": "rocketmq", "key": "secretKey"}}
+TO_ROCKETMQ: Body = {
+    "rocketmq": {
+        "nameServers": ["rocketmq:9876"],
+        "authentication": {"type": "AccessKey", "accessKey": ACCESS},
+    }
+}
+"""A connection of the other kind of broker than that of `VALID`."""
+BROKERS = {("pulsar",), ("rocketmq",)}
+
+
 def filled(kind: str, path: tuple[str, ...]) -> Body | None:
     """Return a valid spec with a value at *path* that can change; None if there is none."""
-    fields = SpecFields(kind)
+    fields, base = SpecFields(kind), TO_ROCKETMQ if path[0] == "rocketmq" else VALID[kind]
+    if path in BROKERS:
+        return None  # a connection must have one of them
     for leaf in fields.all:
         if leaf.steps[: len(path)] != path or leaf.immutable:
             continue
-        for spec in fields.specs(leaf, VALID[kind], 1):
+        for spec in fields.specs(leaf, base, 1):
             if fields.is_valid(emptied(spec, path, OMIT)):
                 return spec
     return None
@@ -299,11 +312,8 @@ def test_object_emptied_by_server_side_apply_means_left_out(
     """The owner of the fields removes them from the object, or removes the object."""
     spec = filled(kind, path)
     if spec is None:
-        # Immutable, or the one field that a type, a volume or a connection must have, or a map of
-        # known keys.
-        assert path[0] in {"naming", "pulsar", "rocketmq"} or (
-            {"authentication", "volumes", "sparkConf"} & set(path)
-        )
+        # Immutable, or the one field that a type or a volume must have, or a map of known keys.
+        assert path in BROKERS or {"naming", "authentication", "volumes", "sparkConf"} & set(path)
         return
     expected = parse_spec(KIND[kind].spec, {"spec": emptied(spec, path, OMIT)})
     for empty in ({}, OMIT):
