@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from kubernetes.aio import client, config
 
+from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, guarding
 from redrive.admin.http import AnswerTooLongError, read_bounded, transport_failure
 from redrive.admin.proxies import proxy_for
@@ -29,6 +30,8 @@ from redrive.kube.resources import Key, Resource, keep_of
 from redrive.reasons import Reason
 
 TIMEOUT_SECONDS = 30.0
+CALLS, OF_NAMESPACE = 80, 20
+"""Maximum calls at a time, and those about objects of one namespace: others find a free slot."""
 COMPONENT = "redrive"
 PAGE = 500
 """Objects in one page: a list of ten thousand is never in memory twice."""
@@ -44,6 +47,7 @@ LONGEST_ANSWER = 32 * 2**20
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
+_STRICT = {"fieldValidation": "Strict"}
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_OF_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -76,6 +80,7 @@ class Kubernetes:
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
+        self._slots = FairSlots(CALLS, OF_NAMESPACE)
 
     @classmethod
     @asynccontextmanager
@@ -210,7 +215,7 @@ class Kubernetes:
             ConflictError: an object of that name exists.
         """
         path = resource.path(body["metadata"]["namespace"])
-        created = await self._call("POST", path, body, query={"fieldValidation": "Strict"})
+        created = await self._call("POST", path, body, query=_STRICT)
         return _object(created, resource.plural)
 
     async def is_allowed(self, attributes: Mapping[str, str]) -> bool:
@@ -252,7 +257,7 @@ class Kubernetes:
             "spec": spec,
         }
         path = resource.path(namespace)
-        answer = await self._call("POST", path, review, query={"fieldValidation": "Strict"})
+        answer = await self._call("POST", path, review, query=_STRICT)
         status = answer.get("status")  # an answer without identity: it is not stored
         if not isinstance(status, dict) or not isinstance(status.get("allowed"), bool):
             raise _malformed(path, "a review without a decision")
@@ -261,8 +266,7 @@ class Kubernetes:
     async def dry_run(self, resource: Resource, body: Body) -> None:
         """Validate *body* as `create` would, without storing it."""
         path = resource.path(body["metadata"]["namespace"])
-        query = {"fieldValidation": "Strict", "dryRun": "All"}
-        await self._call("POST", path, body, query=query)
+        await self._call("POST", path, body, query=_STRICT | {"dryRun": "All"})
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         """Merge *patch* into one object: None removes a field, and lists are replaced.
@@ -273,8 +277,7 @@ class Kubernetes:
             NotFoundError: it does not exist.
             ConflictError: it has changed.
         """
-        query = {"fieldValidation": "Strict"}
-        patched = await self._call("PATCH", resource.path(*key), patch, query=query)
+        patched = await self._call("PATCH", resource.path(*key), patch, query=_STRICT)
         return _object(patched, resource.plural)
 
     async def delete(self, resource: Resource, body: Body) -> None:
@@ -432,12 +435,14 @@ class Kubernetes:
             body=body,
             auth_settings=["BearerToken"],
         )
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
         try:
-            response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-            self.server_time = _time_of(response.response)
-            async with response.response as stream:
-                parts = stream.content.iter_any()
-                answer = await read_bounded(parts, longest or LONGEST_ANSWER)
+            async with self._slots.slot(namespace):
+                response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+                self.server_time = _time_of(response.response)
+                async with response.response as stream:
+                    parts = stream.content.iter_any()
+                    answer = await read_bounded(parts, longest or LONGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(
                 "the Kubernetes API does not answer",

@@ -211,7 +211,12 @@ def connection_of(body: Body) -> Key:
 
 def broker_of(connection: Key, connections: Cache) -> str | None:
     """Return the broker of a connection, as `broker_at` names it; None if it is not of Pulsar."""
-    pulsar = ((connections.get(connection) or {}).get("spec") or {}).get("pulsar")
+    return broker_in(connections.get(connection) or {})
+
+
+def broker_in(connection: Body) -> str | None:
+    """Return the broker in the body of a connection, as `broker_of` does."""
+    pulsar = (connection.get("spec") or {}).get("pulsar")
     return broker_at(str(pulsar["adminURL"])) if pulsar else None
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from redrive.api import Body, conditions
 from redrive.api.conditions import is_progressing, is_settled, reason
 from redrive.errors import RedriveError
 from redrive.kube.cache import Cache
-from redrive.kube.connections import broker_of, connection_of
+from redrive.kube.connections import broker_in, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
@@ -126,6 +126,10 @@ Polls = Callable[[Key, str | None], AsyncGenerator[float]]
 """Polls a connection and its broker. After each poll it yields the seconds until the next one."""
 
 
+_Loop = tuple[str, str | None]
+"""The beginning of the log entries of a loop, and its broker."""
+
+
 class BrokerPoller:
     """Runs one loop for each kind of poll and each place; requires a running event loop.
 
@@ -141,12 +145,13 @@ class BrokerPoller:
         by_connection: Mapping[str, Polls],
         by_broker: Mapping[str, Polls] = MappingProxyType({}),
     ) -> None:
-        self._connections = connections
         self._by_connection = by_connection
         self._by_broker = by_broker
-        self._loops: dict[tuple[str, str | None], asyncio.Task[None]] = {}
-        self._follow()
-        connections.listen(lambda *_: self._follow())
+        self._users = Counter[_Loop]()
+        self._loops: dict[_Loop, asyncio.Task[None]] = {}
+        for body in connections:
+            self._follow(Key.of(body), None, body)
+        connections.listen(self._follow)
 
     async def stop(self) -> None:
         """Cancel all polls, and wait for their end."""
@@ -154,20 +159,34 @@ class BrokerPoller:
             loop.cancel()
         await asyncio.gather(*self._loops.values(), return_exceptions=True)
 
-    def _follow(self) -> None:
-        """Start and cancel loops, so that each connection and each broker has its own."""
-        keys = [Key.of(body) for body in self._connections]
-        loops = {
+    def _follow(self, key: Key, before: Body | None, after: Body | None) -> None:
+        """Start and cancel loops, so that each connection and each broker has its own.
+
+        It visits no other connection: one tenant may have thousands, which change often.
+        """
+        former, polls = self._polls(key, before), self._polls(key, after)
+        self._users.update(polls.keys())
+        self._users.subtract(former.keys())
+        for loop in former:
+            if not self._users[loop]:
+                del self._users[loop]
+                self._loops.pop(loop).cancel()
+        for loop, poll in polls.items():
+            if loop not in self._loops:
+                self._loops[loop] = asyncio.create_task(repeat(loop[0], poll), name=loop[0])
+
+    def _polls(
+        self, key: Key, connection: Body | None
+    ) -> dict[_Loop, Callable[[], AsyncGenerator[float]]]:
+        """Return the polls of a connection and of its broker; none if it does not exist."""
+        if connection is None:
+            return {}
+        broker = broker_in(connection)
+        return {
             (f"{name} {place}", broker): partial(polls, key, broker)
-            for key, broker in ((key, broker_of(key, self._connections)) for key in keys)
-            for place, kinds in ((str(key), self._by_connection), (broker, self._by_broker))
+            for place, kinds in ((key, self._by_connection), (broker, self._by_broker))
             for name, polls in kinds.items()
         }
-        for loop in self._loops.keys() - loops.keys():
-            self._loops.pop(loop).cancel()
-        for loop, polls in loops.items():
-            if loop not in self._loops:
-                self._loops[loop] = asyncio.create_task(repeat(loop[0], polls), name=loop[0])
 
 
 async def repeat(name: str, polls: Callable[[], AsyncGenerator[float]]) -> None:
@@ -213,6 +232,7 @@ class DriftPoller(BrokerPoller):
         self._checked = self._policies.index(_checked_at)
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
+        self._brokers = facts.ctx.connections.index(broker_in)
         self._checks = RateLimits(CALLS_PER_CHECK / CALLS_PER_SECOND)
         by_connection = {
             "namespace facts of BrokerConnection": self._compare,
@@ -236,8 +256,7 @@ class DriftPoller(BrokerPoller):
     async def _rotate(self, _: Key, broker: str | None) -> AsyncGenerator[float]:
         order = PollOrder()
         while True:
-            all_keys = map(Key.of, self._connections)
-            connections = [key for key in all_keys if broker_of(key, self._connections) == broker]
+            connections = self._brokers.keys(broker)
             keys = [key for conn in connections for key in self._settled.keys(conn)]
             begun = sum(self._progressing.count(key) for key in connections)
             key = None if begun >= MANY_BEGUN else order.next(keys)

@@ -1,6 +1,7 @@
 """Thousands of hostile objects of one namespace, and a new policy of another one.
 
-Half of the objects are colliding policies. The others refer to a policy that is ready: suspended
+Half of the objects are colliding policies. A fifth of those have their own connection each, to an
+address where no broker answers. The other objects refer to a policy that is ready: suspended
 Replays with the longest condition, pending and ended ones, and Inspections.
 API server and broker are stand-ins, so the figures are those of the operator alone.
 """
@@ -31,6 +32,7 @@ HOSTILE = 10_000
 NEW = 5
 DELAY_SECONDS = 2.0
 CHUNK = 50
+CLOSED = "http://127.0.0.1:1"
 JOBS = ("replay", "inspection")
 CONDITION = " OR ".join(f"cause_type = 'E{number:03}'" for number in range(160))
 """About 4 KB."""
@@ -103,18 +105,25 @@ async def _provisioned(
 
 async def _fill(count: int, kubernetes: FakeKubernetes, ctx: Context) -> None:
     """Add hostile objects, as a watch shows them."""
-    for number, (kind, body) in enumerate(_objects(count)):
+    connection = kubernetes.objects[resources.CONNECTIONS][Key("hostile", "to-0")]
+    for number, (kind, body) in enumerate(_objects(count, connection)):
         kubernetes.add(kind, body)
         ctx.caches[kind].put(body)
         if number % CHUNK == 0:
             await asyncio.sleep(0)
 
 
-def _objects(count: int) -> Iterator[tuple[resources.Resource, Body]]:
+def _objects(count: int, connection: Body) -> Iterator[tuple[resources.Resource, Body]]:
     colliding = policy(2 * NEW, ["-"])  # with a source topic of their own
     yield resources.POLICIES, _hostile(policy(2 * NEW + 1, ["-"]), "ready")
     for number in range(count // 2):
-        yield resources.POLICIES, _hostile(colliding, f"p{number:05}")
+        name, body = f"p{number:05}", colliding
+        if number % 5 == 0:
+            pulsar = connection["spec"]["pulsar"] | {"adminURL": CLOSED}
+            closed = connection["spec"] | {"pulsar": pulsar}
+            yield resources.CONNECTIONS, _hostile({**connection, "spec": closed}, name)
+            body = {**body, "spec": body["spec"] | {"connectionRef": {"name": name}}}
+        yield resources.POLICIES, _hostile(body, name)
         yield _run(number)
 
 

@@ -425,6 +425,29 @@ async def test_deletion_has_uid_and_version_as_preconditions(kubeconfig: Path) -
     assert calls == [("DELETE", path, {"preconditions": identity})]
 
 
+async def test_held_calls_of_a_namespace_delay_no_other(kubeconfig: Path) -> None:
+    released = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        *_, namespace, _, name = request.path.split("/")
+        if namespace == "crowd":
+            await released.wait()
+        identity = {"namespace": namespace, "name": name, "uid": "u", "resourceVersion": "1"}
+        return web.json_response({"metadata": identity})
+
+    async with RawTestServer(answer) as server, asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            crowd = [
+                tasks.create_task(kubernetes.get(resources.POLICIES, Key("crowd", str(number))))
+                for number in range(101)
+            ]
+            await asyncio.sleep(0)
+            await kubernetes.get(resources.POLICIES, Key("shop", "orders"))
+            released.set()
+            await asyncio.gather(*crowd)
+
+
 async def test_empty_list_of_versions_is_accepted(kubeconfig: Path) -> None:
     page = b'{"items": null, "metadata": {"resourceVersion": "9"}}'
     async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, []) as port:

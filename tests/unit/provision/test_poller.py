@@ -164,6 +164,25 @@ async def test_policy_moves_to_rotation_of_its_broker(
     assert rotations() == set()
 
 
+async def test_changed_connection_costs_no_visit_of_others(
+    facts: StubbedFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visited, broker_in = list[str](), poller.broker_in
+
+    def visit(connection: Body) -> str | None:
+        visited.append(Key.of(connection).name)
+        return broker_in(connection)
+
+    monkeypatch.setattr(poller, "broker_in", visit)
+    walk = DriftPoller(facts, NOTHING, ignore, ignore)
+    for name in "abc":
+        facts.ctx.connections.put(connection_to(name))
+    visited.clear()
+    facts.ctx.connections.put(connection_to("b", version=2))
+    assert set(visited) == {"b"}
+    await walk.stop()
+
+
 @pytest.mark.usefixtures("virtual_time")
 async def test_rotation_pauses_while_many_policies_are_new(
     policy: MakeBody, facts: StubbedFacts
@@ -241,7 +260,7 @@ async def test_rotation_continues_after_a_failure(
     facts.ctx.policies.put(settled_policy(policy("a")))
     facts.ctx.connections.put(connection_to("main"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(poller, "broker_of", lambda *_: surprises["one"])
+        patch.setattr(poller, "pause", lambda *_, **__: surprises["one"])
         await asyncio.sleep(2.5 * ROTATION_SECONDS)
     assert woken.empty()
     assert "rotation at http://pulsar:8080: failed" in caplog.text
