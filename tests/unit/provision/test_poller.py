@@ -16,6 +16,7 @@ from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
 from redrive.kube.cache import Cache
+from redrive.kube.connections import broker_in
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
@@ -167,7 +168,7 @@ async def test_policy_moves_to_rotation_of_its_broker(
 async def test_changed_connection_costs_no_visit_of_others(
     facts: StubbedFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visited, broker_in = list[str](), poller.broker_in
+    visited = list[str]()
 
     def visit(connection: Body) -> str | None:
         visited.append(Key.of(connection).name)
