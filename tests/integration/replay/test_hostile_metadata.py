@@ -51,7 +51,7 @@ def test_hostile_metadata_ends_no_replay(provision_policy: Callable[..., Any]) -
         assert account.scanned == account.matched + account.unevaluated >= ENTRIES
         stored = list(provisioned.read_all(provisioned.policy.retry_topic))
         assert len(stored) == account.moved
-        left = account.refused + account.unevaluated
-        wait_until(lambda: provisioned.backlog_of_dead_letters() <= left)
+        remaining = account.refused + account.unevaluated
+        wait_until(lambda: provisioned.backlog_of_dead_letters() <= remaining)
 
     check()
