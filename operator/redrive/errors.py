@@ -20,7 +20,8 @@ class Requeue(enum.Enum):
     ON_CHANGE = enum.auto()
     """After an event of a watch, a periodic check, or a change of another object."""
     BACKOFF = enum.auto()
-    """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half."""
+    """After a back-off of 1 s that doubles up to 15 s, each shortened at random by up to half. A
+    namespace has 20 to 40 of them a second: hundreds of failing objects wait longer."""
     SLOW_BACKOFF = enum.auto()
     """The same, up to 5 minutes: the cause is not expected to pass soon."""
 

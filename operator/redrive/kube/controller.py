@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from weakref import WeakValueDictionary
 
@@ -28,9 +29,8 @@ from redrive.reasons import requeue_of
 
 MAX_CONCURRENT_RECONCILES = 60
 """Maximum concurrent reconciles of each partition."""
-STARTS = 2
-"""Maximum reconciles that begin in one iteration of the event loop: many that never wait would
-delay it. Also the maximum concurrent writes of `Progressing`."""
+MARKS = 2
+"""Maximum concurrent writes of `Progressing`."""
 OF_NAMESPACE = 50
 """Maximum concurrent reconciles of one namespace in a partition, so that others find a free slot.
 
@@ -42,6 +42,8 @@ FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
 SLOWEST_BACK_OFF_SECONDS = 300.0
 """For errors that a user or a new version must end: many such objects must not load a broker."""
+RETRIES_PER_SECOND = 20.0
+"""Maximum for the failing objects of one namespace: thousands must not fill the event loop."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +84,14 @@ class Controller:
         self._partition_key = partition_key
         # An entry exists while a task holds it or waits for it.
         self._slots = WeakValueDictionary[Hashable, FairSlots]()
-        self._marking = FairSlots(STARTS)
-        self._starts = FairSlots(STARTS)
+        self._marking = FairSlots(MARKS)
+        # One begins in each iteration of the event loop: many that never wait would delay it.
+        self._starts = FairSlots(1)
         self._longest_back_off = longest_back_off
         self._changes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._failures: dict[Key, int] = {}
+        self._failing = Counter[str]()
 
     def failures(self, key: Key) -> int:
         """Return the number of consecutive requeues of an object with back-off."""
@@ -110,24 +114,33 @@ class Controller:
     async def _work(self, key: Key) -> None:
         logs.about(self._kind, key)
         changed = self._changes[key]
-        failures, pause = 0, None
+        self._failures[key], pause = 0, None
         while True:
             if await _is_set(changed, within=pause):
-                failures = 0
+                self._record(key, 0)
             changed.clear()
-            self._failures[key] = failures
             requeue = await self._attempt(key)
             if requeue is Requeue.ON_CHANGE:
+                self._record(key, 0)
                 if not changed.is_set():
                     del self._changes[key], self._tasks[key], self._failures[key]
                     return
-                failures, pause = 0, None
+                pause = None
             else:
-                slow = requeue is Requeue.SLOW_BACKOFF
-                failures += 1
-                pause = back_off(
-                    failures, SLOWEST_BACK_OFF_SECONDS if slow else self._longest_back_off
-                )
+                self._record(key, self._failures[key] + 1)
+                pause = self._pause(key, slow=requeue is Requeue.SLOW_BACKOFF)
+
+    def _record(self, key: Key, failures: int) -> None:
+        """Record the consecutive failures of an object."""
+        self._failing[key.namespace] += (failures > 0) - (self._failures[key] > 0)
+        self._failures[key] = failures
+
+    def _pause(self, key: Key, *, slow: bool) -> float:
+        """Return the seconds until an object that failed is reconciled again."""
+        longest = SLOWEST_BACK_OFF_SECONDS if slow else self._longest_back_off
+        pause = back_off(self._failures[key], longest)
+        share = (self._failing[key.namespace] - 1) / RETRIES_PER_SECOND
+        return max(pause, spread(min(share, SLOWEST_BACK_OFF_SECONDS)))
 
     async def _attempt(self, key: Key) -> Requeue:
         try:
@@ -177,5 +190,9 @@ async def _is_set(changed: asyncio.Event, *, within: float | None) -> bool:
 
 def back_off(failures: int, longest: float) -> float:
     """Return the seconds to wait, at most *longest*, after consecutive failures."""
-    pause = min(FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), longest)
-    return pause * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, is not a secret
+    return spread(min(FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), longest))
+
+
+def spread(seconds: float) -> float:
+    """Return a random part of a pause, at least half, so that objects do not wait together."""
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, is not a secret

@@ -373,7 +373,7 @@ class Looks:
         return Requeue.ON_CHANGE
 
     async def seen(self) -> list[str]:
-        for _ in range(20):
+        for _ in range(60):
             await asyncio.sleep(0)
         return [self.names.pop(0) for _ in tuple(self.names)]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from prometheus_client import REGISTRY
 from redrive.admin.errors import AuthenticationFailedError
 from redrive.errors import InvalidSpecError, Requeue
 from redrive.kube import controller
-from redrive.kube.controller import Controller
+from redrive.kube.controller import LAST_BACK_OFF_SECONDS, RETRIES_PER_SECOND, Controller
 from redrive.kube.resources import Key
 
 ORDERS = Key("shop", "orders")
@@ -219,6 +220,24 @@ async def test_back_off_may_be_bounded_further() -> None:
     await kept.stop()
 
 
+async def test_failing_objects_of_a_namespace_share_retries() -> None:
+    """Thousands of connections to an address without a broker were probed every five seconds."""
+    counts = Counter[str]()
+
+    async def fail(key: Key) -> Requeue:
+        counts[key.namespace] += 1
+        return Requeue.BACKOFF
+
+    kept = Controller("Kind", fail)
+    for number in range(600):
+        kept.enqueue(Key("crowded", str(number)))
+    kept.enqueue(ORDERS)
+    await asyncio.sleep(300)
+    assert counts["shop"] >= 300 / LAST_BACK_OFF_SECONDS
+    assert RETRIES_PER_SECOND <= counts["crowded"] / 300 <= 2 * RETRIES_PER_SECOND
+    await kept.stop()
+
+
 async def test_lasting_failures_back_off_to_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,7 +254,7 @@ async def test_lasting_failures_back_off_to_minutes(
     kept = Controller("Kind", looks, longest_back_off=5.0)
     kept.enqueue(ORDERS)
     await looks.reach(4)
-    assert kept.failures(ORDERS) == 3
+    assert kept.failures(ORDERS) == 4
     await looks.reach(5)
     await until(lambda: kept.failures(ORDERS) == 0)
     assert asked == [(1, 300.0), (2, 5.0), (3, 300.0), (4, 300.0)]

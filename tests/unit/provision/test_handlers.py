@@ -122,7 +122,7 @@ async def test_broker_upgrade_enqueues_its_policies(
 
     ctx.policies.put(policy("orders"))
     ctx.connections.put(main(1, "4.0.8"))
-    for _ in range(4):
+    for _ in range(20):
         await asyncio.sleep(0)
     while not looks.begun.empty():
         looks.begun.get_nowait()
@@ -150,7 +150,7 @@ async def test_ready_connection_enqueues_policies_that_failed(
         reason = "Progressing" if ready == "Unknown" else "Other"
         conditions = [{"type": "Ready", "status": ready, "reason": reason}]
         ctx.policies.put(policy(name) | {"status": {"conditions": conditions}})
-    for _ in range(4):
+    for _ in range(20):
         await asyncio.sleep(0)
     while not looks.begun.empty():
         looks.begun.get_nowait()

@@ -82,7 +82,7 @@ async def test_suspended_replays_wake_each_other_only_once(
             body = replay(f"r{number}", spec={"suspend": True}, status={"remaining": version})
             body["metadata"] |= {"uid": str(number), "resourceVersion": str(version)}
             made.replays.put(body)
-            for _ in range(4):
+            for _ in range(20):
                 await asyncio.sleep(0)
     assert looks == count
     await controller.stop()
@@ -164,7 +164,7 @@ class Looked:
 
     async def keys(self) -> list[Key]:
         """Return the Replays since the last call, once all that are enqueued were reconciled."""
-        for _ in range(20):
+        for _ in range(60):
             await asyncio.sleep(0)
         keys, self._keys = self._keys, []
         return keys
