@@ -133,6 +133,8 @@ class Controller:
     def _record(self, key: Key, failures: int) -> None:
         """Record the consecutive failures of an object."""
         self._failing[key.namespace] += (failures > 0) - (self._failures[key] > 0)
+        if not self._failing[key.namespace]:
+            del self._failing[key.namespace]
         self._failures[key] = failures
 
     def _pause(self, key: Key, *, slow: bool) -> float:
