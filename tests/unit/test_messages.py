@@ -33,7 +33,6 @@ from redrive.messages import (
     sequence_key,
 )
 from redrive.opentelemetry import Tracing
-from redrive.policy import envelope
 from redrive.policy.envelope import ENCODED, PAYLOAD_PREFIX
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
@@ -41,6 +40,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.verdict import DeadReason
 from redrive.testing.broker import InMemoryMessage
 from redrive.testing.consumers import InMemoryConsumer
+from tests.support.hostile_metadata import NAMES, values
 from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -249,13 +249,6 @@ class Hostile(InMemoryMessage):
         return self.times[1]
 
 
-NAMES = [
-    value.encode()
-    for name, value in vars(envelope).items()
-    if name.isupper() and isinstance(value, str)
-]
-texts = (st.text(max_size=20) | st.integers().map(str)).map(str.encode)
-values = st.binary(max_size=20) | texts
 hostile_properties = st.lists(st.tuples(st.sampled_from(NAMES) | values, values), max_size=4)
 hostile_fields = st.fixed_dictionaries(
     {
