@@ -54,7 +54,7 @@ lint: ## Check style, types and the imports between layers
 	$(python) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 check: lint ## Run lint and the unit tests: for every commit, in a few minutes
-	$(python) -m pytest --numprocesses=2 --dist=loadfile tests/unit
+	$(python) -m pytest --numprocesses=3 --dist=loadfile tests/unit
 
 mutants: ## Break some rules of the product, one at a time, and have the unit test of each fail (10 minutes)
 	$(python) -m pytest --numprocesses=2 --dist=loadgroup -o python_files='mutant_*.py' tests/mutants
