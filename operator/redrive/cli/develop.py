@@ -25,7 +25,7 @@ from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.permissions import AllowRule, Consent, Permissions
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
-from redrive.cli.frame import ClusterFlags, cluster_options, names_of
+from redrive.cli.frame import FILE, ClusterFlags, cluster_options, names_of
 from redrive.errors import RedriveError
 from redrive.kube.resources import CONNECTIONS, POLICIES, Key
 from redrive.lint import report
@@ -52,29 +52,23 @@ _ALL = AllowRule(name="all", topics=("persistent://*/*/*",), roles=("*",), adopt
 """Permissions of the caller: the broker decides about the token."""
 
 
-_OPTIONS = (
-    click.argument("file", metavar="FILE"),
-    click.argument("name", metavar="[POLICY]", required=False),
-    click.option(
+def _manifest_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments that name policies; the command gets them as `claims`."""
+
+    @click.argument("file", metavar="FILE")
+    @click.argument("name", metavar="[POLICY]", required=False)
+    @click.option(
         "-n",
         "--namespace",
         default=DEFAULT_NAMESPACE,
         show_default=True,
         metavar="NS",
         help="Of manifests that name none.",
-    ),
-)
-
-
-def _manifest_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that name policies; the command gets them as `claims`."""
-
+    )
     @wraps(function)
     def command(file: str, name: str | None, namespace: str, **options: Any) -> Any:  # noqa: ANN401
         return function(claims=read_claims(file, name, namespace), **options)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
     return command
 
 
@@ -82,6 +76,14 @@ def broker_options(*, required: bool) -> Callable[[Callable[..., Any]], Callable
     """Add the options that name a broker; the command gets them as `admin_url` and `access`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--admin-url",
+            required=required,
+            metavar="URL",
+            help="Address of the admin REST API, such as http://localhost:8080.",
+        )
+        @click.option("--token-file", type=FILE, metavar="FILE", help="Token of the caller.")
+        @click.option("--ca-file", type=FILE, metavar="FILE", help="Authorities, as PEM.")
         @wraps(function)
         def command(
             admin_url: str | None,
@@ -94,18 +96,6 @@ def broker_options(*, required: bool) -> Callable[[Callable[..., Any]], Callable
             access = Access(tls=tls) if token is None else Access.bearer(token, tls)
             return function(admin_url=admin_url, access=access, **options)
 
-        file = click.Path(exists=True, dir_okay=False, path_type=Path)
-        for option in (
-            click.option("--ca-file", type=file, metavar="FILE", help="Authorities, as PEM."),
-            click.option("--token-file", type=file, metavar="FILE", help="Token of the caller."),
-            click.option(
-                "--admin-url",
-                required=required,
-                metavar="URL",
-                help="Address of the admin REST API, such as http://localhost:8080.",
-            ),
-        ):
-            command = option(command)
         return command
 
     return decorate

@@ -18,15 +18,17 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from redrive.api import Body
 from redrive.cli.main import COMMANDS, COMPLETION_VARIABLE, overview, program_name
-from redrive.cli.output import output_option
+from redrive.cli.output import output_option, print_object
 
 USAGE = 2
 """Exit code of wrong usage, and of a confirmation that is missing."""
@@ -40,6 +42,8 @@ COMPLETION_SECONDS = 1.0
 KUBECTL_COMPLETION = "__complete"
 """Hidden command that answers kubectl."""
 
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+"""Type of an option that names a file to read."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -148,6 +152,23 @@ class ClusterFlags:
         return shlex.join(line)
 
 
+@dataclass(frozen=True)
+class WriteFlags(ClusterFlags):
+    """Flags of a command that writes one object.
+
+    Attributes:
+        dry_run: `client` or `server` to print the object only.
+        output: format in which it is printed; None for a line.
+    """
+
+    dry_run: str | None = None
+    output: str | None = None
+
+    def show(self, body: Body, done: str) -> None:
+        """Print *body* in the format, else a line that states what was *done* to it."""
+        print_object(body, self.output, done, self.dry_run)
+
+
 class Seconds(click.ParamType[float]):
     """A duration of kubectl (`30s`, `2m`, `1h`, or plain seconds), converted to seconds."""
 
@@ -168,15 +189,23 @@ class Seconds(click.ParamType[float]):
             self.fail(f"{value!r} is no duration; write one like 30s, 2m or 1h", param, ctx)
 
 
-_OPTIONS = (
-    click.option("-n", "--namespace", metavar="NS", help="Namespace; default: of the context."),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
-    click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config."),
-    click.option("--as", "user", metavar="USER", help="User to impersonate."),
-    click.option(
+def cluster_options(function: _Function, kind: type[ClusterFlags] = ClusterFlags) -> _Function:
+    """Add kubectl's options to a command, which gets them as its argument `flags`.
+
+    Args:
+        function: the command.
+        kind: of the flags, with a field for each option.
+    """
+    names = {field.name for field in fields(kind)}
+
+    @click.option("-n", "--namespace", metavar="NS", help="Namespace; default: of the context.")
+    @click.option("--context", metavar="NAME", help="Context of the kubeconfig.")
+    @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config.")
+    @click.option("--as", "user", metavar="USER", help="User to impersonate.")
+    @click.option(
         "--as-group", "groups", metavar="GROUP", multiple=True, help="Group to impersonate."
-    ),
-    click.option(
+    )
+    @click.option(
         "--request-timeout",
         "timeout_seconds",
         metavar="TIME",
@@ -184,31 +213,19 @@ _OPTIONS = (
         default="30s",
         show_default=True,
         help="Time limit of one request.",
-    ),
-    click.option(
+    )
+    @click.option(
         "-v",
         "--verbose",
         "is_verbose",
         is_flag=True,
         help="Show each request to the API server, on standard error.",
-    ),
-)
-
-
-def cluster_options(function: _Function) -> _Function:
-    """Add kubectl's options to a command, which gets them as its argument `flags`."""
-
+    )
     @wraps(function)
     def command(**arguments: Any) -> Any:  # noqa: ANN401  a command's own arguments
-        names = ("namespace", "context", "kubeconfig", "user", "groups")
-        flags = ClusterFlags(
-            **{name: arguments.pop(name) for name in (*names, "timeout_seconds", "is_verbose")},
-            all_namespaces=arguments.pop("all_namespaces", False),
-        )
+        flags = kind(**{name: arguments.pop(name) for name in names & arguments.keys()})
         return function(flags=flags, **arguments)
 
-    for option in reversed(_OPTIONS):
-        command = option(command)
     return command  # type: ignore[return-value]
 
 
@@ -219,18 +236,15 @@ def all_namespaces_option(function: _Function) -> _Function:
     )
 
 
-def dry_run_option(function: _Function) -> _Function:
-    """Add `--dry-run` to a command, which gets it as its argument `dry_run`."""
-    return click.option(
+def write_options(function: _Function) -> _Function:
+    """Add the options of a command that writes; it gets them as `flags`, which are WriteFlags."""
+    dry_run = click.option(
         "--dry-run",
         type=click.Choice(["client", "server"]),
         help="Print the object and write nothing; `server` has the API server check it.",
-    )(function)
-
-
-def write_options(function: _Function) -> _Function:
-    """Add the options of a command that writes: `--dry-run`, `-o`, and those of the cluster."""
-    return dry_run_option(output_option("json", "yaml", "name")(cluster_options(function)))
+    )
+    output = output_option("json", "yaml", "name")
+    return dry_run(output(cluster_options(function, WriteFlags)))
 
 
 def names_of(plural: str) -> Callable[..., list[str]]:

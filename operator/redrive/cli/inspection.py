@@ -67,7 +67,7 @@ _target_option = click.option(
 @output_option("wide", "json", "yaml", "jsonl", "name")
 @utc_option
 @inspection_options
-def causes(request: InspectionRequest) -> int:
+def causes(request: InspectionRequest) -> None:
     """Count dead letters by the cause of their last failure. Nothing is consumed.
 
     POLICY is the name of a RetryPolicy in the cluster. An Inspection reads the newest 10000 entries
@@ -82,7 +82,7 @@ def causes(request: InspectionRequest) -> int:
     """
     if request.is_in_cluster:
         count_causes(request)
-        return 0
+        return
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
@@ -92,14 +92,13 @@ def causes(request: InspectionRequest) -> int:
         print_causes(request, items, shown, _malformed_lines(reading))
     else:
         say("\n".join(_empty(request, reading)))
-    return 0
 
 
 @click.command()
 @output_option("json", "yaml", "jsonl", "name")
 @utc_option
 @inspection_options
-def peek(request: InspectionRequest) -> int:
+def peek(request: InspectionRequest) -> None:
     """Show single dead letters, the newest first; consumes nothing.
 
     Arguments are those of causes. A policy of the cluster is read there, by an Inspection, which
@@ -114,7 +113,7 @@ def peek(request: InspectionRequest) -> int:
         raise click.UsageError(f"--limit of peek is at most {MAX_RETURNED}; use export for more")
     if request.is_in_cluster:
         _peek_in_cluster(request, limit)
-        return 0
+        return
     reading = _planned(request)
     recorder = _recorder(request, reading)
     with _progress(request, reading, MAX_RECORDED_BYTES) as rows:
@@ -122,10 +121,10 @@ def peek(request: InspectionRequest) -> int:
     if request.output in FORMATS:
         names = [record["id"] for record in records]
         print_document(_document("MessageList", request, reading, records), request.output, names)
-        return 0
+        return
     if not records:
         say("\n".join(_empty(request, reading)))
-        return 0
+        return
     _print_messages(request, records)
     _say_malformed(reading)
     if reading.matched > len(records):
@@ -135,7 +134,6 @@ def peek(request: InspectionRequest) -> int:
         say(f"newest {len(records)} of {reading.matched}{bound}; all: {all_messages}")
     if not request.reveals:
         say(f"Masked. Clear text: --reveal, by the right of your token on {reading.topic.name}")
-    return 0
 
 
 def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
@@ -179,7 +177,7 @@ def _print_messages(request: InspectionRequest, records: Iterable[MessageRecord]
     help="Form of a file at a destination; defaults to Parquet.",
 )
 @inspection_options
-def export(request: InspectionRequest, target: str, form: str | None) -> int:
+def export(request: InspectionRequest, target: str, form: str | None) -> None:
     """Write dead letters to a file: all that are selected, the oldest of each partition first.
 
     Arguments are those of causes; every entry of the topic is read, by an Inspection at most
@@ -192,29 +190,24 @@ def export(request: InspectionRequest, target: str, form: str | None) -> int:
     request = replace(request, reads_all=True)
     if request.is_in_cluster:
         write_file(request, target, ExportFormat(form or "Parquet"))
-        return 0
+        return
     if form is not None:
         raise click.UsageError("the name of FILE decides about its format; leave --format out")
-    return _export_directly(request, Path(target))
-
-
-def _export_directly(request: InspectionRequest, target: Path) -> int:
     reading = _planned(request)
     recorder = _recorder(request, reading, max_payload=None)
-    write = write_parquet if target.suffix == ".parquet" else write_json_lines
-    with _progress(request, reading) as rows, private_file(target) as file:
+    write = write_parquet if Path(target).suffix == ".parquet" else write_json_lines
+    with _progress(request, reading) as rows, private_file(Path(target)) as file:
         count = write(map(recorder, rows), file)
         if not count:
             raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
     _say_malformed(reading)
     say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
-    return 0
 
 
 @click.command()
 @_target_option
 @inspection_options
-def report(request: InspectionRequest, target: str) -> int:
+def report(request: InspectionRequest, target: str) -> None:
     """Write one HTML page with plots: causes, arrivals, age, keys, partitions, sizes, replays.
 
     Arguments are those of causes. An Inspection writes the page to a destination that the
@@ -225,7 +218,7 @@ def report(request: InspectionRequest, target: str) -> int:
     """
     if request.is_in_cluster:
         write_file(request, target, ExportFormat.HTML)
-        return 0
+        return
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
@@ -237,7 +230,6 @@ def report(request: InspectionRequest, target: str) -> int:
         file.write(render_report(facts, summary).encode())
     _say_malformed(reading)
     say(f"wrote a report of {reading.matched} messages to {target}")
-    return 0
 
 
 def _summarised(request: InspectionRequest, reading: TopicReading, recorder: Recorder) -> Summary:

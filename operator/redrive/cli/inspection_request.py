@@ -21,7 +21,7 @@ from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.cli.cluster import Cluster
 from redrive.cli.develop import DEFAULT_NAMESPACE, NAME_WITHOUT_FILE, is_file, read_claims
 from redrive.cli.documents import ReplayRecord
-from redrive.cli.frame import ClusterFlags, cluster_options, names_of
+from redrive.cli.frame import FILE, ClusterFlags, cluster_options, names_of
 from redrive.cli.policies import history_of
 from redrive.cli.replay import selected, selection_options
 from redrive.errors import RedriveError
@@ -214,14 +214,35 @@ class InspectionRequest:
         return RedriveError(problem, remedy=remedy)
 
 
-def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
+def inspection_options(function: Callable[..., int | None]) -> Callable[..., Any]:
     """Add the arguments of a command that reads messages; it gets them as one request.
 
     Further options of the command stay arguments of their own.
     """
 
+    @click.argument("policy", metavar="POLICY|FILE", shell_complete=names_of("retrypolicies"))
+    @click.argument("name", metavar="[NAME]", required=False)
+    @partial(
+        selection_options,
+        where="Condition over columns; only of causes without --direct.",
+        limit="Number of messages, the newest ones.",
+        everything="Read every entry, not the newest 10000.",
+    )
+    @click.option("--waiting", is_flag=True, help="Messages that wait for a retry.")
+    @click.option("--reveal", "reveals", is_flag=True, help="Clear text, not masked.")
+    @click.option("--direct", "is_direct", is_flag=True, help="Read in this program.")
+    @click.option("--service-url", metavar="URL", help="Such as pulsar://localhost:6650.")
+    @click.option("--admin-url", metavar="URL", help="Such as http://localhost:8080.")
+    @click.option("--token-file", type=FILE, metavar="FILE", help="Token of the caller.")
+    @click.option("--ca-file", type=FILE, metavar="FILE", help="Authorities, as PEM.")
+    @cluster_options
     @wraps(function)
-    def command(policy: str, name: str | None, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
+    def command(
+        policy: str,
+        name: str | None,
+        flags: ClusterFlags,
+        **options: Any,  # noqa: ANN401  a command's own
+    ) -> int | None:
         reads_all = options.pop("selects_all")
         select = selected(options)
         direct = ("is_direct", "service_url", "admin_url", "token_file", "ca_file")
@@ -235,31 +256,7 @@ def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
         request = InspectionRequest(policy, name, flags, access, select, choice, reads_all, **own)
         return function(request, **options)
 
-    file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    for option in reversed(
-        (
-            click.argument(
-                "policy", metavar="POLICY|FILE", shell_complete=names_of("retrypolicies")
-            ),
-            click.argument("name", metavar="[NAME]", required=False),
-            partial(
-                selection_options,
-                where="Condition over columns; only of causes without --direct.",
-                limit="Number of messages, the newest ones.",
-                everything="Read every entry, not the newest 10000.",
-            ),
-            click.option("--waiting", is_flag=True, help="Messages that wait for a retry."),
-            click.option("--reveal", "reveals", is_flag=True, help="Clear text, not masked."),
-            click.option("--direct", "is_direct", is_flag=True, help="Read in this program."),
-            click.option("--service-url", metavar="URL", help="Such as pulsar://localhost:6650."),
-            click.option("--admin-url", metavar="URL", help="Such as http://localhost:8080."),
-            click.option("--token-file", type=file, metavar="FILE", help="Token of the caller."),
-            click.option("--ca-file", type=file, metavar="FILE", help="Authorities, as PEM."),
-            cluster_options,
-        )
-    ):
-        command = option(command)
-    return command
+    return command  # type: ignore[no-any-return]
 
 
 def _choice(select: Body) -> Choice:

@@ -37,7 +37,7 @@ _COLUMNS = (
 @click.option("--refresh", is_flag=True, help="Have the keys read now.")
 @output_option("wide", "json", "yaml", "jsonl")
 @cluster_options
-def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool) -> int:
+def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool) -> None:
     """Show keys that wait for the retry of a message, the longest blocked first.
 
     For policies with ordering PerKey and consumers in Python. KEY is a hash, which changes when a
@@ -52,7 +52,7 @@ def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool)
     items, at = status["blockedKeys"], now()
     if output in FORMATS:
         print_document(document("BlockedKeyList", items), output)
-        return 0
+        return
     if items:
         rows = [
             [
@@ -68,12 +68,11 @@ def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool)
         click.echo("\n".join(table(_COLUMNS, rows, output == "wide")))
         free = flags.hint("dead-letter", policy, "--origin", items[0]["messageID"])
         click.echo(f"Dead-letter one, which frees its key: {free}")
-        return 0
+        return
     if (body["spec"].get("ordering") or "None") == "None":
         click.echo(f"policy {policy} keeps no order: no key waits for another message")
-        return 0
+        return
     click.echo(f"no key of policy {policy} waits for a retry for ten seconds or more")
     if observed := status["observedTime"]:
         read_now = flags.hint("keys", policy, "--refresh")
         say(f"read {age_of(observed, at)} ago; read them now: {read_now}")
-    return 0

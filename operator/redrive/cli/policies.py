@@ -490,7 +490,7 @@ def _object_name(item: PolicyStatus) -> str:
 @policy_argument
 @output_option("wide", "json", "yaml", "jsonl", "name")
 @cluster_options
-def history(policy: str, output: str | None, flags: ClusterFlags) -> int:
+def history(policy: str, output: str | None, flags: ClusterFlags) -> None:
     """Show past and running Replays of a policy, the latest first.
 
     The status of the policy has the last ten results; they outlive the Replays.
@@ -500,10 +500,10 @@ def history(policy: str, output: str | None, flags: ClusterFlags) -> int:
     if output in FORMATS:
         names = [f"replay.redrive.io/{record['name']}" for record in records]
         print_document(document("ReplayHistory", records), output, names)
-        return 0
+        return
     if not records:
         click.echo(f"policy {policy} has had no Replay")
-        return 0
+        return
     at = now()
     rows = [
         [
@@ -521,7 +521,6 @@ def history(policy: str, output: str | None, flags: ClusterFlags) -> int:
         for record in records
     ]
     click.echo("\n".join(table(_HISTORY_COLUMNS, rows, output == "wide")))
-    return 0
 
 
 def history_of(cluster: Cluster, namespace: str, policy: str) -> list[ReplayRecord]:

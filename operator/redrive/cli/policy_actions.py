@@ -21,14 +21,8 @@ from redrive.api.annotations import (
     dead_letter_requests,
 )
 from redrive.cli.cluster import Cluster
-from redrive.cli.frame import (
-    NOT_FINISHED,
-    ClusterFlags,
-    Seconds,
-    policy_argument,
-    write_options,
-)
-from redrive.cli.output import age, now, print_object, say, written
+from redrive.cli.frame import NOT_FINISHED, Seconds, WriteFlags, policy_argument, write_options
+from redrive.cli.output import age, now, say, written
 from redrive.errors import RedriveError
 from redrive.kube.resources import (
     DEAD_LETTER_NOW,
@@ -51,15 +45,7 @@ REFRESH_SECONDS = 15.0
 @click.option("--pause", is_flag=True, help="Stop the operator's work on the policy.")
 @click.option("--resume", is_flag=True, help="Restart it.")
 @write_options
-def reconcile(  # noqa: PLR0913  the options of the command
-    policy: str,
-    dry_run: str | None,
-    output: str | None,
-    flags: ClusterFlags,
-    *,
-    pause: bool,
-    resume: bool,
-) -> int:
+def reconcile(policy: str, flags: WriteFlags, *, pause: bool, resume: bool) -> None:
     """Have the operator reconcile a policy now, or pause and resume its work on the policy."""
     if pause and resume:
         raise click.UsageError("--pause and --resume exclude each other")
@@ -72,14 +58,15 @@ def reconcile(  # noqa: PLR0913  the options of the command
         annotation = {PAUSE: "true" if pause else None}
     else:
         annotation = {RECONCILE_REQUESTED_AT: written(now())}
-    after = _annotate(cluster, body, annotation, dry_run)
-    done = "paused" if pause else "resumed" if resume else "reconcile requested"
-    print_object(after, output, done, dry_run)
-    return 0
+    after = _annotate(cluster, body, annotation, flags.dry_run)
+    flags.show(after, "paused" if pause else "resumed" if resume else "reconcile requested")
 
 
 def _annotate(
-    cluster: Cluster, policy: Body, annotation: Mapping[str, str | None], dry_run: str | None
+    cluster: Cluster,
+    policy: Body,
+    annotation: Mapping[str, str | None],
+    dry_run: str | None = None,
 ) -> Body:
     """Set an annotation of a policy, and the one that names the caller; None removes it."""
     annotations = {**annotation, REQUESTED_BY: cluster.user}
@@ -92,15 +79,7 @@ def _annotate(
 @click.option("--for", "seconds", type=Seconds(), metavar="TIME", help="Time until it ends: 1h.")
 @click.option("--stop", is_flag=True, help="End it now.")
 @write_options
-def ignore_outage(  # noqa: PLR0913  the options of the command
-    policy: str,
-    seconds: float | None,
-    dry_run: str | None,
-    output: str | None,
-    flags: ClusterFlags,
-    *,
-    stop: bool,
-) -> int:
+def ignore_outage(policy: str, seconds: float | None, flags: WriteFlags, *, stop: bool) -> None:
     """Have consumers retry in spite of an open outage breaker, for a time.
 
     Consumers read it with their ConfigMap, in a pod within about two minutes. Failures use up
@@ -111,10 +90,8 @@ def ignore_outage(  # noqa: PLR0913  the options of the command
     cluster = Cluster(flags)
     body = cluster.get(POLICIES, cluster.namespace, policy)
     end = None if seconds is None else written(now() + timedelta(seconds=seconds))
-    after = _annotate(cluster, body, {IGNORE_OUTAGES_UNTIL: end}, dry_run)
-    done = "pauses for outages again" if stop else f"ignores outages until {end}"
-    print_object(after, output, done, dry_run)
-    return 0
+    after = _annotate(cluster, body, {IGNORE_OUTAGES_UNTIL: end}, flags.dry_run)
+    flags.show(after, "pauses for outages again" if stop else f"ignores outages until {end}")
 
 
 class Origin(click.ParamType[str]):
@@ -148,16 +125,9 @@ class Origin(click.ParamType[str]):
 )
 @click.option("--stop", is_flag=True, help="Withdraw the requests, or those of --origin.")
 @write_options
-def dead_letter(  # noqa: PLR0913  the options of the command
-    policy: str,
-    flags: ClusterFlags,
-    *,
-    origins: tuple[str, ...],
-    seconds: float,
-    stop: bool,
-    dry_run: str | None,
-    output: str | None,
-) -> int:
+def dead_letter(
+    policy: str, origins: tuple[str, ...], seconds: float, flags: WriteFlags, *, stop: bool
+) -> None:
     """Have consumers dead-letter a message at its next failure, which frees its key.
 
     ID is the origin of the message: peek --waiting shows it, and consumers log it. It is
@@ -193,13 +163,11 @@ def dead_letter(  # noqa: PLR0913  the options of the command
             remedy=f"wait until others have ended, or withdraw them: {hint}",
         )
     annotation = {DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
-    after = _annotate(cluster, body, annotation, dry_run)
+    after = _annotate(cluster, body, annotation, flags.dry_run)
     rest = f"{len(requests)} requests are left" if requests else "no request is left"
-    done = rest if stop else f"dead-letters {', '.join(origins)} at the next failure"
-    print_object(after, output, done, dry_run)
-    if not stop and dry_run is None:
+    flags.show(after, rest if stop else f"dead-letters {', '.join(origins)} at the next failure")
+    if not stop and flags.dry_run is None:
         say(f"ends at {written(end)}; withdraw it: {flags.hint('dead-letter', policy, '--stop')}")
-    return 0
 
 
 def _check_keeps_dead_letters(policy: Body) -> None:
@@ -216,7 +184,7 @@ def _check_keeps_dead_letters(policy: Body) -> None:
         )
 
 
-def _check_active(policy: Body, flags: ClusterFlags) -> None:
+def _check_active(policy: Body, flags: WriteFlags) -> None:
     """Pass if the operator works on a policy.
 
     Raises:
@@ -248,9 +216,7 @@ def _check_active(policy: Body, flags: ClusterFlags) -> None:
     help="Give up after this time: exit 4.",
 )
 @write_options
-def unload(
-    policy: str, seconds: float, dry_run: str | None, output: str | None, flags: ClusterFlags
-) -> int:
+def unload(policy: str, seconds: float, flags: WriteFlags) -> int:
     """Have the broker load the retry topic again: the remedy of RetriesOverdue.
 
     The operator unloads the topic, by its own rights. Consumers reconnect, and messages that they
@@ -260,9 +226,9 @@ def unload(
     body = cluster.get(POLICIES, cluster.namespace, policy)
     _check_active(body, flags)
     request_time = written(now())
-    after = _annotate(cluster, body, {UNLOAD_REQUESTED_AT: request_time}, dry_run)
-    if dry_run is not None:
-        print_object(after, output, "", dry_run)
+    after = _annotate(cluster, body, {UNLOAD_REQUESTED_AT: request_time}, flags.dry_run)
+    if flags.dry_run is not None:
+        flags.show(after, "")
         return 0
 
     def result_of(policy: Body) -> Body:
@@ -279,7 +245,7 @@ def unload(
             got=error,
             remedy="give the operator's role the right, or unload it with pulsar-admin",
         )
-    print_object(after, output, "unloaded the retry topic")
+    flags.show(after, "unloaded the retry topic")
     return 0
 
 
@@ -294,7 +260,7 @@ def refreshed(cluster: Cluster, policy: Body) -> Body:
         return ((policy.get("status") or {}).get("backlog") or {}).get("observedTime")
 
     before = observed(policy)
-    requested = _annotate(cluster, policy, {RECONCILE_REQUESTED_AT: written(now())}, None)
+    requested = _annotate(cluster, policy, {RECONCILE_REQUESTED_AT: written(now())})
     after = awaited(
         cluster, requested, REFRESH_SECONDS, lambda policy: observed(policy) not in {None, before}
     )

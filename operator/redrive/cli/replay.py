@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from redrive.cli.frame import (
     NOT_FINISHED,
     ClusterFlags,
     Seconds,
+    WriteFlags,
     cluster_options,
     policy_argument,
     replay_argument,
@@ -37,7 +39,6 @@ from redrive.cli.output import (
     now,
     output_option,
     pairs,
-    print_object,
     say,
     utc_option,
     written,
@@ -94,24 +95,17 @@ def selection_options(
     everything: str = "All dead letters.",
 ) -> Any:  # noqa: ANN401
     """Add the options that select dead letters; their help texts depend on the command."""
+    many = partial(click.option, multiple=True)
     for option in reversed(
         (
-            click.option(
-                "--cause",
-                "causes",
-                multiple=True,
-                metavar="CLASS|FINGERPRINT",
-                help="Cause of death; repeatable.",
+            many(
+                "--cause", "causes", metavar="CLASS|FINGERPRINT", help="Cause of death; repeatable."
             ),
-            click.option(
-                "--id", "ids", multiple=True, metavar="ID", help="Message id; repeatable."
-            ),
+            many("--id", "ids", metavar="ID", help="Message id; repeatable."),
             click.option(
                 "--ids-from", type=click.File(), metavar="FILE|-", help="File with an id a line."
             ),
-            click.option(
-                "--key", "keys", multiple=True, metavar="KEY", help="Message key; repeatable."
-            ),
+            many("--key", "keys", metavar="KEY", help="Message key; repeatable."),
             click.option("--since", type=TimeOrAge(), metavar="TIME", help="Dead since: 2h."),
             click.option("--until", type=TimeOrAge(), metavar="TIME", help="Dead before."),
             click.option("--where", metavar="SQL", help=where),
@@ -177,7 +171,7 @@ def selection(options: dict[str, Any]) -> Body:
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Stop to follow: exit 4.")
 @utc_option
 @write_options
-def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
+def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN401
     """Move dead letters of a policy back to be processed again.
 
     First a plan shows how many messages would be moved. Dead letters that arrive after the plan
@@ -187,15 +181,14 @@ def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: AN
     mode = "Plan" if options["is_plan"] else "Run" if options["yes"] else "Review"
     if mode == "Run" and "ids" not in select:
         select.setdefault("until", _after(now()))  # the Replay may wait for others
-    dry_run = options["dry_run"]
-    if mode == "Review" and dry_run is None and not sys.stdin.isatty():
+    if mode == "Review" and flags.dry_run is None and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
     cluster = Cluster(flags)
     owner = cluster.get(POLICIES, cluster.namespace, policy)
     body = manifest(owner, select, cluster.user, mode, options)
-    created = cluster.create(REPLAYS, body, dry_run=dry_run)
-    if dry_run is not None:
-        print_object(created, options["output"], "", dry_run)
+    created = cluster.create(REPLAYS, body, dry_run=flags.dry_run)
+    if flags.dry_run is not None:
+        flags.show(created, "")
         return 0
     name = created["metadata"]["name"]
     if mode == "Run":
@@ -239,12 +232,12 @@ def follow(replay: str, timeout: float | None, output: str | None, flags: Cluste
     return attach(cluster, flags, body, timeout=timeout, output=output)
 
 
-def _attached(cluster: Cluster, flags: ClusterFlags, body: Body, options: dict[str, Any]) -> int:
+def _attached(cluster: Cluster, flags: WriteFlags, body: Body, options: dict[str, Any]) -> int:
     """Follow a Replay that moves messages, or print it; return the exit code."""
     if options["detach"]:
-        print_object(body, options["output"], "created")
+        flags.show(body, "created")
         return 0
-    return attach(cluster, flags, body, timeout=options["timeout"], output=options["output"])
+    return attach(cluster, flags, body, timeout=options["timeout"], output=flags.output)
 
 
 def _confirmed(cluster: Cluster, review: Body) -> Body | None:

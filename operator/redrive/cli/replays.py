@@ -17,6 +17,7 @@ from redrive.cli.frame import (
     HAS_FINDINGS,
     NOT_FINISHED,
     ClusterFlags,
+    WriteFlags,
     cluster_options,
     replay_argument,
     write_options,
@@ -203,48 +204,39 @@ def _end(replay: Body, output: str | None) -> int:
     return exit_code_of(replay)
 
 
-def _change(
-    replay: str,
-    change: Body,
-    done: str,
-    flags: ClusterFlags,
-    options: tuple[str | None, str | None],
-) -> int:
+def _change(replay: str, change: Body, done: str, flags: WriteFlags) -> None:
     """Change the spec of a Replay that has not ended."""
-    dry_run, output = options
     cluster = Cluster(flags)
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     if phase_of(body) in ENDED:
         raise RedriveError(
             f"the Replay {replay} has ended", got=phase_of(body), remedy="make another one"
         )
-    after = cluster.patch(REPLAYS, body, {"spec": change}, dry_run=dry_run)
-    print_object(after, output, done, dry_run)
-    return 0
+    flags.show(cluster.patch(REPLAYS, body, {"spec": change}, dry_run=flags.dry_run), done)
 
 
 @click.command()
 @replay_argument
 @write_options
-def suspend(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
+def suspend(replay: str, flags: WriteFlags) -> None:
     """Suspend a Replay: in-flight messages are settled, and no more are sent."""
-    return _change(replay, {"suspend": True}, "suspended", flags, (dry_run, output))
+    _change(replay, {"suspend": True}, "suspended", flags)
 
 
 @click.command()
 @replay_argument
 @write_options
-def resume(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
+def resume(replay: str, flags: WriteFlags) -> None:
     """Resume a suspended Replay."""
-    return _change(replay, {"suspend": False}, "resumed", flags, (dry_run, output))
+    _change(replay, {"suspend": False}, "resumed", flags)
 
 
 @click.command()
 @replay_argument
 @write_options
-def cancel(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
+def cancel(replay: str, flags: WriteFlags) -> None:
     """Cancel a Replay. Messages that were moved stay moved; it can't be taken back."""
-    return _change(replay, {"cancel": True}, "canceled", flags, (dry_run, output))
+    _change(replay, {"cancel": True}, "canceled", flags)
 
 
 @click.command()
@@ -252,15 +244,7 @@ def cancel(replay: str, dry_run: str | None, output: str | None, flags: ClusterF
 @click.option("--messages", type=click.IntRange(1), help="Default: the number of its plan.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @write_options
-def approve(  # noqa: PLR0913  the options of the command
-    replay: str,
-    messages: int | None,
-    dry_run: str | None,
-    output: str | None,
-    flags: ClusterFlags,
-    *,
-    yes: bool,
-) -> int:
+def approve(replay: str, messages: int | None, flags: WriteFlags, *, yes: bool) -> int:
     """Approve a Replay that moves more messages than it may without approval."""
     cluster = Cluster(flags)
     body = cluster.get(REPLAYS, cluster.namespace, replay)
@@ -274,7 +258,7 @@ def approve(  # noqa: PLR0913  the options of the command
     count = messages or planned
     say("\n".join(pairs(_approval_fields(body, planned))))
     question = f"Context {cluster.context}: approve moving {count} messages?"
-    if dry_run is None and not confirmed(question, yes=yes):
+    if flags.dry_run is None and not confirmed(question, yes=yes):
         say("not approved")
         return 1
     metadata = body["metadata"]
@@ -291,7 +275,7 @@ def approve(  # noqa: PLR0913  the options of the command
             "messages": count,
         },
     }
-    print_object(cluster.create(APPROVALS, approval, dry_run=dry_run), output, "created", dry_run)
+    flags.show(cluster.create(APPROVALS, approval, dry_run=flags.dry_run), "created")
     return 0
 
 
@@ -301,10 +285,8 @@ def _approval_fields(replay: Body, planned: int) -> Iterator[tuple[str, object]]
     yield "policy", spec["policyRef"]["name"]
     yield "to move", planned
     yield "selection", selection_text(spec.get("select") or {})
-    yield (
-        "target",
-        (spec.get("target") or {}).get("topic") or (spec.get("target") or {}).get("type"),
-    )
+    target = spec.get("target") or {}
+    yield "target", target.get("topic") or target.get("type")
     yield "by", (replay["metadata"].get("annotations") or {}).get(REQUESTED_BY)
     yield "reason", spec.get("reason")
     yield "ticket", spec.get("ticket")
@@ -323,7 +305,7 @@ def selection_text(select: Body) -> str:
 @replay_argument
 @output_option("json", "yaml", "jsonl")
 @cluster_options
-def refused(replay: str, output: str | None, flags: ClusterFlags) -> int:
+def refused(replay: str, output: str | None, flags: ClusterFlags) -> None:
     """Show the messages that a Replay did not move, and why: the first hundred entries."""
     cluster = Cluster(flags)
     body = cluster.get(REPLAYS, cluster.namespace, replay)
@@ -332,14 +314,13 @@ def refused(replay: str, output: str | None, flags: ClusterFlags) -> int:
     entries: list[EntryRefusal] = list(run.get("refusals") or ())
     if output in FORMATS:
         print_document(document("RefusedEntryList", entries, replay=replay, total=total), output)
-        return 0
+        return
     if not total:
         click.echo(f"the Replay {replay} ({phase_of(body)}) has refused no message")
-        return 0
+        return
     columns = TableColumn("ID"), TableColumn("MESSAGES", right=True), TableColumn("CAUSE")
     rows = [(entry["entry"], entry["messages"], entry["cause"]) for entry in entries]
     click.echo("\n".join(table(columns, rows)))
     listed = sum(entry["messages"] for entry in entries)
     if listed < total:
         say(f"{listed} of {total} messages; `python -m redrive.replay.refused` lists all")
-    return 0
