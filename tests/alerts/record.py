@@ -33,8 +33,8 @@ from redrive.kube.observability import (
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.provision.findings import Findings, Reading
-from redrive.provision.health_checks import THRESHOLDS
+from redrive.provision.findings import Findings
+from redrive.provision.health_checks import THRESHOLDS, Reading
 from redrive.provision.metrics import REPAIRS, TopicMetrics
 from redrive.replay.controller import metrics as replay
 

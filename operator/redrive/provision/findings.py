@@ -8,81 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
-from redrive.admin.internal_stats import BY_DEFAULT, AckPersistence
-from redrive.admin.model import SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog, BlockedKey
-from redrive.policy.model import Policy
-from redrive.provision.health_checks import CheckInput, Deliveries, Thresholds, check
+from redrive.provision.health_checks import CheckInput, Deliveries, Reading, Thresholds, check
 
 _HOUR_SECONDS = 3_600.0
 _PARTS = 60
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Statistics of a policy's three topics.
-
-    Attributes:
-        begun: the moment before the first topic was read.
-        seconds: the same moment of a monotonic clock.
-        requested: True if the reading was requested, possibly just after another.
-        dead_letter: empty if the policy discards.
-        quota: see `CheckInput`.
-        persistence: see `CheckInput`.
-        acknowledged: see `CheckInput`.
-        outages: see `CheckInput`.
-        refusing: see `CheckInput`.
-        blocked_keys: keys that consumers publish as blocked.
-        published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
-    """
-
-    policy: Policy
-    begun: datetime
-    seconds: float
-    requested: bool
-    quota: int | None
-    source: Mapping[str, SubscriptionStats]
-    retry: Mapping[str, SubscriptionStats]
-    dead_letter: Mapping[str, SubscriptionStats]
-    persistence: AckPersistence = BY_DEFAULT
-    acknowledged: int = 0
-    outages: tuple[str, ...] = ()
-    refusing: tuple[str, ...] = ()
-    blocked_keys: tuple[BlockedKey, ...] = ()
-    published: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def subscriptions(self) -> tuple[SubscriptionStats | None, SubscriptionStats | None]:
-        """Return the policy's subscription on the source topic and on the retry topic."""
-        name = self.policy.subscription
-        return self.source.get(name), self.retry.get(name)
-
-    @property
-    def shows_stranded(self) -> bool:
-        """Return True if unacknowledged messages belong to no connected consumer."""
-        return any(stats is not None and stats.stranded > 0 for stats in self.subscriptions)
-
-    @property
-    def dead_letter_bytes(self) -> int:
-        """Return the bytes of dead letters in the partition that has most."""
-        stats = self.dead_letter.get(self.policy.dead_letter_subscription)
-        return 0 if stats is None else stats.bytes
-
-    @property
-    def backlog(self) -> Backlog:
-        """Return the backlog of the policy's own subscriptions."""
-        return backlog_of(
-            self.retry.get(self.policy.subscription),
-            self.dead_letter.get(self.policy.dead_letter_subscription),
-            discards=not self.policy.dead_letters,
-            now=self.begun,
-        )
 
 
 @dataclass(frozen=True)
@@ -121,8 +57,8 @@ class Findings:
             published: current warnings of the policy.
             limits: thresholds of the checks.
         """
-        source, retry = reading.subscriptions
-        counters = [None if stats is None else stats.delivered for stats in (source, retry)]
+        own = (reading.own_source, reading.retries)
+        counters = [stats and stats.delivered for stats in own]
         window = (
             Deliveries.begin(reading.seconds, *counters)
             if before is None
@@ -130,20 +66,11 @@ class Findings:
         )
         readings = 0 if before is None else before.stranded_readings
         facts = CheckInput(
-            policy=reading.policy,
-            source=source,
-            retry=reading.retry,
-            dead_letter=reading.dead_letter,
+            **vars(reading),
             deliveries=window,
             # A requested reading may follow another at once: too early to confirm.
             unconsumed_before=before is not None and before.unconsumed and not reading.requested,
-            published={warning.reason: warning for warning in published},
-            now=reading.begun,
-            quota=reading.quota,
-            persistence=reading.persistence,
-            acknowledged=reading.acknowledged,
-            outages=reading.outages,
-            refusing=reading.refusing,
+            warnings={warning.reason: warning for warning in published},
             # A requested reading may follow another at once, so it does not count.
             stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
         )
@@ -200,33 +127,6 @@ BACKLOG_CHANGED_AFTER = timedelta(minutes=10)
 """A smaller change is written once the written value has this age."""
 BACKLOG_UNCHANGED_AFTER = timedelta(hours=1)
 """Unchanged figures are written again at this age, as a confirmation."""
-
-
-def backlog_of(
-    retry: SubscriptionStats | None,
-    dead_letter: SubscriptionStats | None,
-    *,
-    discards: bool,
-    now: datetime,
-) -> Backlog:
-    """Return the backlog of the policy's own subscriptions; a missing one counts as 0.
-
-    Args:
-        retry: subscription of the policy on its retry topic.
-        dead_letter: subscription on its dead-letter topic.
-        discards: True if the policy has no dead-letter topic.
-        now: time of the reading.
-    """
-    dead = None if discards else dead_letter
-    oldest = None if dead is None else dead.oldest
-    return Backlog(
-        retry=0 if retry is None else retry.backlog,
-        retry_due=0 if retry is None else retry.due,
-        dead_letter=None if discards else 0 if dead is None else dead.backlog,
-        # In whole seconds, as it is written: otherwise each poll would see a change.
-        oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),
-        observed_time=now.replace(microsecond=0),
-    )
 
 
 def is_backlog_worth_writing(written: Backlog | None, current: Backlog) -> bool:

@@ -43,12 +43,11 @@ from redrive.provision.claims import resolve
 from redrive.provision.findings import (
     BACKLOG_CHANGED_AFTER,
     Findings,
-    Reading,
     figures_patch,
     is_backlog_worth_writing,
     read_backlog,
 )
-from redrive.provision.health_checks import CHECKS, THRESHOLDS, Thresholds
+from redrive.provision.health_checks import CHECKS, THRESHOLDS, Reading, Thresholds
 from redrive.provision.metrics import TopicMetrics
 from redrive.provision.poller import BrokerPoller, RateLimit, RateLimits
 from redrive.provision.request import Request

@@ -9,12 +9,13 @@ check still fails: new figures at each reading would be an Event each time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from redrive.admin.internal_stats import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
 from redrive.admin.model import SubscriptionStats
 from redrive.api.conditions import StatusWarning, first_of
+from redrive.api.retrypolicy import Backlog, BlockedKey
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
@@ -55,16 +56,16 @@ THRESHOLDS = Thresholds()
 
 
 @dataclass(frozen=True)
-class CheckInput:
-    """Input of the checks.
+class Reading:
+    """Statistics of a policy's three topics.
 
     Attributes:
-        source: subscription of the policy on the source topic; None if it does not exist.
-        retry: all subscriptions of the retry topic, by name.
+        begun: the moment before the first topic was read.
+        seconds: the same moment of a monotonic clock.
+        requested: True if the reading was requested, possibly just after another.
+        source: all subscriptions of the source topic, by name.
+        retry: those of the retry topic.
         dead_letter: those of the dead-letter topic; empty if the policy discards.
-        unconsumed_before: True if the previous reading was `unconsumed`, too.
-        published: current warnings of the policy, by reason.
-        now: the moment before the statistics were read.
         quota: backlog quota in bytes of a partition of the dead-letter topic. It is set by the
             policy, the topic, its namespace or the broker; None means unlimited.
         persistence: limit of the acknowledgements that the broker persists.
@@ -72,40 +73,111 @@ class CheckInput:
             `Admin.acknowledged`; 0 if not read.
         outages: cause that each paused consumer publishes.
         refusing: why topics of the policy refuse messages or producers.
-        stranded_readings: consecutive readings with stranded chunks, this one included.
+        blocked_keys: keys that consumers publish as blocked.
+        published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
 
     policy: Policy
-    source: SubscriptionStats | None
+    begun: datetime
+    seconds: float
+    requested: bool
+    quota: int | None
+    source: Mapping[str, SubscriptionStats]
     retry: Mapping[str, SubscriptionStats]
     dead_letter: Mapping[str, SubscriptionStats]
-    deliveries: Deliveries
-    unconsumed_before: bool
-    published: Mapping[str, StatusWarning]
-    now: datetime
-    quota: int | None = None
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
     refusing: tuple[str, ...] = ()
-    stranded_readings: int = 0
+    blocked_keys: tuple[BlockedKey, ...] = ()
+    published: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def own_source(self) -> SubscriptionStats | None:
+        """Return the policy's subscription on the source topic; None if it does not exist."""
+        return self.source.get(self.policy.subscription)
 
     @property
     def retries(self) -> SubscriptionStats | None:
-        """Return the policy's own subscription on the retry topic."""
+        """Return the policy's subscription on the retry topic."""
         return self.retry.get(self.policy.subscription)
+
+    @property
+    def shows_stranded(self) -> bool:
+        """Return True if unacknowledged messages belong to no connected consumer."""
+        own = (self.own_source, self.retries)
+        return any(stats is not None and stats.stranded > 0 for stats in own)
+
+    @property
+    def dead_letter_bytes(self) -> int:
+        """Return the bytes of dead letters in the partition that has most."""
+        stats = self.dead_letter.get(self.policy.dead_letter_subscription)
+        return 0 if stats is None else stats.bytes
+
+    @property
+    def backlog(self) -> Backlog:
+        """Return the backlog of the policy's own subscriptions."""
+        return backlog_of(
+            self.retries,
+            self.dead_letter.get(self.policy.dead_letter_subscription),
+            discards=not self.policy.dead_letters,
+            now=self.begun,
+        )
+
+
+def backlog_of(
+    retry: SubscriptionStats | None,
+    dead_letter: SubscriptionStats | None,
+    *,
+    discards: bool,
+    now: datetime,
+) -> Backlog:
+    """Return the backlog of the policy's own subscriptions; a missing one counts as 0.
+
+    Args:
+        retry: subscription of the policy on its retry topic.
+        dead_letter: subscription on its dead-letter topic.
+        discards: True if the policy has no dead-letter topic.
+        now: time of the reading.
+    """
+    dead = None if discards else dead_letter
+    oldest = None if dead is None else dead.oldest
+    return Backlog(
+        retry=0 if retry is None else retry.backlog,
+        retry_due=0 if retry is None else retry.due,
+        dead_letter=None if discards else 0 if dead is None else dead.backlog,
+        # In whole seconds, as it is written: otherwise each poll would see a change.
+        oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),
+        observed_time=now.replace(microsecond=0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckInput(Reading):
+    """A reading, and the results of those before it.
+
+    Attributes:
+        unconsumed_before: True if the previous reading was `unconsumed`, too.
+        warnings: current warnings of the policy, by reason.
+        stranded_readings: consecutive readings with stranded chunks, this one included.
+    """
+
+    deliveries: Deliveries
+    unconsumed_before: bool
+    warnings: Mapping[str, StatusWarning]
+    stranded_readings: int = 0
 
     @property
     def unconsumed(self) -> bool:
         """Return True if the source topic has consumers and the retry topic has none."""
-        if self.source is None or self.retries is None or not self.policy.max_retries:
+        if self.own_source is None or self.retries is None or not self.policy.max_retries:
             return False
-        return self.source.consumers > 0 and self.retries.consumers == 0
+        return self.own_source.consumers > 0 and self.retries.consumers == 0
 
 
 def acknowledged_range_has_holes(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a retry subscription that nears the limit of persisted acknowledgements."""
-    broker, published = facts.persistence, facts.published.get(Reason.ACK_HOLES)
+    broker, published = facts.persistence, facts.warnings.get(Reason.ACK_HOLES)
     holes = 0 if facts.retries is None else facts.retries.ack_holes
     # Each range has at least one message, so many ranges are enough to exceed the limit.
     count = max(holes, facts.acknowledged) if broker.whole_ledgers else holes
@@ -161,7 +233,7 @@ def retry_topic_is_not_consumed(facts: CheckInput, _: Thresholds) -> StatusWarni
 
     One reading is not enough: a starting consumer subscribes to one topic before the other.
     """
-    published = facts.published.get(Reason.RETRY_TOPIC_NOT_CONSUMED)
+    published = facts.warnings.get(Reason.RETRY_TOPIC_NOT_CONSUMED)
     if not facts.unconsumed or (published is None and not facts.unconsumed_before):
         return None
     policy = facts.policy
@@ -176,7 +248,7 @@ def retry_topic_is_not_consumed(facts: CheckInput, _: Thresholds) -> StatusWarni
 def subscription_types_differ(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
     """Find connected consumers whose subscription type makes the broker refuse the policy's."""
     policy = facts.policy
-    connected = {policy.topic: facts.source, policy.retry_topic: facts.retries}
+    connected = {policy.topic: facts.own_source, policy.retry_topic: facts.retries}
     others = [
         f"{stats.type} on {topic.local}, which should be {kind.of_broker}"
         for topic, kind in policy.subscription_types.items()
@@ -197,7 +269,7 @@ def subscription_types_differ(facts: CheckInput, _: Thresholds) -> StatusWarning
 
 def most_deliveries_are_retries(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a majority of retries among the deliveries; few deliveries are ignored."""
-    window, published = facts.deliveries, facts.published.get(Reason.RETRY_STORM)
+    window, published = facts.deliveries, facts.warnings.get(Reason.RETRY_STORM)
     together = window.first + window.retries
     if together < limits.deliveries or window.retries <= limits.retry_share * together:
         # After a restart the count is too low to clear a warning.
@@ -221,11 +293,11 @@ def retries_are_overdue(facts: CheckInput, limits: Thresholds) -> StatusWarning 
     if retries is None or retries.oldest is None or not retries.consumers:
         return None
     longest = policy.longest_delay
-    is_due = facts.now - retries.oldest > longest + limits.overdue
+    is_due = facts.begun - retries.oldest > longest + limits.overdue
     is_delivered = retries.unacknowledged > 0 or window.retries > 0
     if not is_due or is_delivered or window.now - window.since < limits.undelivered_seconds:
         return None
-    return facts.published.get(Reason.RETRIES_OVERDUE) or StatusWarning(
+    return facts.warnings.get(Reason.RETRIES_OVERDUE) or StatusWarning(
         Reason.RETRIES_OVERDUE,
         f"messages wait in {policy.retry_topic.local} for longer than any delay of the policy, and "
         "the broker delivers none, although consumers are connected; got a message published at "
@@ -241,8 +313,8 @@ def chunks_are_stranded(facts: CheckInput, limits: Thresholds) -> StatusWarning 
     A broker assigns all chunks of a message to one consumer of a Shared subscription, even after
     that consumer has left.
     """
-    policy, published = facts.policy, facts.published.get(Reason.CHUNKS_STRANDED)
-    own = ((policy.topic, facts.source), (policy.retry_topic, facts.retries))
+    policy, published = facts.policy, facts.warnings.get(Reason.CHUNKS_STRANDED)
+    own = ((policy.topic, facts.own_source), (policy.retry_topic, facts.retries))
     chunks = {topic: stats.stranded for topic, stats in own if stats is not None and stats.stranded}
     if not chunks or (published is None and facts.stranded_readings < limits.stranded_readings):
         return None
@@ -258,7 +330,7 @@ def chunks_are_stranded(facts: CheckInput, limits: Thresholds) -> StatusWarning 
 def quota_is_nearly_reached(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a dead-letter topic that will soon refuse dead letters; consumers then keep them."""
     dead_letter = facts.dead_letter.get(facts.policy.dead_letter_subscription)
-    published = facts.published.get(Reason.QUOTA_NEARLY_REACHED)
+    published = facts.warnings.get(Reason.QUOTA_NEARLY_REACHED)
     share = limits.quota_share if published is None else limits.quota_share_cleared
     if facts.quota is None or dead_letter is None or dead_letter.bytes < share * facts.quota:
         return None

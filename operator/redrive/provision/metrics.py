@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 from redrive.kube.observability import POLICY_LABELS
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
-from redrive.provision.findings import Findings, Reading
+from redrive.provision.findings import Findings
+from redrive.provision.health_checks import Reading
 
 REPAIRS = Counter(
     "redrive_drift_repairs_total",
@@ -61,15 +62,12 @@ def _backlog(topics: _Topics, _: datetime) -> Mapping[str, float | None]:
 
 
 def _due(topics: _Topics, _: datetime) -> Mapping[str, float | None]:
-    source, retry = topics.reading.subscriptions
-    return {
-        role: None if stats is None else stats.due
-        for role, stats in ((SOURCE, source), (RETRY, retry))
-    }
+    own = {SOURCE: topics.reading.own_source, RETRY: topics.reading.retries}
+    return {role: None if stats is None else stats.due for role, stats in own.items()}
 
 
 def _oldest_retry(topics: _Topics, now: datetime) -> float:
-    _, retry = topics.reading.subscriptions
+    retry = topics.reading.retries
     return _seconds_since(None if retry is None else retry.oldest, now)
 
 

@@ -21,8 +21,6 @@ from redrive.provision.findings import (
     BACKLOG_CHANGED_AFTER,
     BACKLOG_UNCHANGED_AFTER,
     Findings,
-    Reading,
-    backlog_of,
     figures_patch,
     is_backlog_worth_writing,
     read_backlog,
@@ -33,6 +31,8 @@ from redrive.provision.health_checks import (
     WINDOW_SECONDS,
     CheckInput,
     Deliveries,
+    Reading,
+    backlog_of,
     check,
 )
 
@@ -60,15 +60,19 @@ def stats(consumers: int = 0, ack_holes: int = 0, *, durable: bool = True) -> Su
 
 def found(published: Iterable[StatusWarning] = (), **changes: Any) -> tuple[StatusWarning, ...]:  # noqa: ANN401
     """Return the warnings about a healthy policy with *changes*."""
+    source = changes.pop("source", stats(consumers=1))
     well: dict[str, Any] = {
         "policy": policy(),
-        "source": stats(consumers=1),
+        "begun": NOW,
+        "seconds": 0.0,
+        "requested": False,
+        "quota": None,
+        "source": {} if source is None else {"s": source},
         "retry": {"s": stats(consumers=1)},
         "dead_letter": {"redrive": stats()},
         "deliveries": QUIET,
         "unconsumed_before": False,
-        "published": {warning.reason: warning for warning in published},
-        "now": NOW,
+        "warnings": {warning.reason: warning for warning in published},
     }
     return check(CheckInput(**(well | changes)), THRESHOLDS)
 

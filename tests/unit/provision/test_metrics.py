@@ -14,8 +14,8 @@ from redrive.kube.resources import Key
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.provision.findings import Findings, Reading
-from redrive.provision.health_checks import THRESHOLDS
+from redrive.provision.findings import Findings
+from redrive.provision.health_checks import THRESHOLDS, Reading
 from redrive.provision.metrics import TopicMetrics
 
 NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
