@@ -37,6 +37,7 @@ from redrive.api.model import (
     TokenSource,
     TypedUnion,
     at_most_one,
+    items,
     of_its_type,
     one_of,
 )
@@ -272,6 +273,11 @@ class Requirement(enum.StrEnum):
     TICKET = "Ticket"
 
 
+_Requirement = Annotated[
+    Requirement, *one_of(Requirement, "`require`", "a list of Reason and Ticket")
+]
+
+
 class ReplayIdentity(JobIdentity):
     """Pulsar role of replay jobs, and their credentials, which differ from the operator's."""
 
@@ -286,19 +292,7 @@ class ReplayIdentity(JobIdentity):
     more. A Replay of more messages waits for a ReplayApproval. Defaults to
     `replay.approvalAbove` of the policy."""
 
-    require: (
-        Annotated[
-            tuple[
-                Annotated[
-                    Requirement,
-                    *one_of(Requirement, "`require`", "a list of Reason and Ticket"),
-                ],
-                ...,
-            ],
-            Field(min_length=1, max_length=len(Requirement), json_schema_extra=SET),
-        ]
-        | None
-    ) = None
+    require: Annotated[tuple[_Requirement, ...], items(2, SET, least=1)] | None = None
     """Fields that a Replay which moves messages must have: `reason`, `ticket` or both. Plans are
     exempt. Defaults to none. Example: `[Reason, Ticket]`."""
 
@@ -353,9 +347,7 @@ class InspectionIdentity(JobIdentity):
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""
 
-    destinations: Annotated[
-        tuple[Destination, ...], Field(max_length=MAX_DESTINATIONS, json_schema_extra=BY_NAME)
-    ] = ()
+    destinations: Annotated[tuple[Destination, ...], items(MAX_DESTINATIONS, BY_NAME)] = ()
     """Places at which Inspections may write files. Defaults to none: Inspections write no file."""
 
 
@@ -368,9 +360,7 @@ class PulsarBroker(ApiModel):
     admin_url: Annotated[AdminUrl, Field(alias="adminURL")]
     """Address of the admin REST API: `http://host:port` or `https://host:port`."""
 
-    redirect_hosts: Annotated[
-        tuple[HostPattern, ...], Field(max_length=64, json_schema_extra=SET)
-    ] = ()
+    redirect_hosts: Annotated[tuple[HostPattern, ...], items(64, SET)] = ()
     """Hosts, beside that of `adminURL`, to which the brokers may redirect calls with the operator's
     credentials, as patterns: `*` stands for any characters but a dot. A pattern without a port has
     the port of `adminURL`; the scheme is always that of `adminURL`. Defaults to none, which is
@@ -405,10 +395,7 @@ class BrokerConnectionSpec(CheckedModel):
     """The RocketMQ cluster, for RocketMQRetryPolicies. Defaults to none: the connection is for
     Pulsar."""
 
-    allow: Annotated[
-        tuple[AllowRule, ...],
-        Field(max_length=MAX_RULES, json_schema_extra=BY_NAME),
-    ] = ()
+    allow: Annotated[tuple[AllowRule, ...], items(MAX_RULES, BY_NAME)] = ()
     """Kubernetes namespaces that may use the connection, with their topics and roles, as additive
     rules: the topics of a rule are combined with its own namespaces and roles only. Defaults to
     none: nothing is allowed."""
@@ -531,21 +518,11 @@ class BrokerConnectionStatus(StatusModel):
     Policies that are being deleted are included: their deletion needs the connection, which is
     deleted after them."""
 
-    allow: Annotated[
-        tuple[RuleUsage, ...],
-        Field(max_length=MAX_RULES, json_schema_extra=BY_NAME),
-    ] = ()
+    allow: Annotated[tuple[RuleUsage, ...], items(MAX_RULES, BY_NAME)] = ()
     """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that
     applies to its namespace."""
     job_templates: (
-        Annotated[
-            tuple[AvailableTemplate, ...],
-            Field(
-                max_length=MAX_TEMPLATES,
-                json_schema_extra=BY_NAME,
-            ),
-        ]
-        | None
+        Annotated[tuple[AvailableTemplate, ...], items(MAX_TEMPLATES, BY_NAME)] | None
     ) = None
     """The first 64 job templates that Replays of the connection may use, each in its namespaces.
     Absent if the operator runs no Replays."""

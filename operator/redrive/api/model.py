@@ -358,6 +358,13 @@ MAX_TOPIC = 1_024
 SET = {"x-kubernetes-list-type": "set"}
 """Schema of a list without order and duplicates."""
 BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+
+
+def items(most: int, kind: dict[str, Any], *, least: int | None = None) -> Any:  # noqa: ANN401
+    """Return the bounds of a list whose items the API server merges as *kind*: SET or BY_NAME."""
+    return Field(min_length=least, max_length=most, json_schema_extra=kind)
+
+
 """Schema of a list of objects with unique names; server-side apply merges them by name."""
 
 ObjectName = Annotated[
@@ -413,12 +420,12 @@ def _short_together(field: str, most: int) -> tuple[object, ...]:
 
 ConsumerRoles = Annotated[
     tuple[Role, ...],
-    Field(max_length=32, json_schema_extra=SET),
+    items(32, SET),
     *_short_together("consumerRoles", 2_048),
 ]
 ReaderRoles = Annotated[
     tuple[Role, ...],
-    Field(max_length=16, json_schema_extra=SET),
+    items(16, SET),
     *_short_together("readerRoles", 1_024),
 ]
 

@@ -25,6 +25,7 @@ from redrive.api.model import (
     OneOf,
     Rule,
     at_most_one,
+    items,
     one_of,
 )
 from redrive.policy.naming import TopicName
@@ -99,7 +100,7 @@ class LabelExpression(CheckedModel):
     """`In`: the label has one of the values. `NotIn`: it has none of them, or is absent. `Exists`,
     `DoesNotExist`: it is present, or absent."""
 
-    values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=SET)] = ()
+    values: Annotated[tuple[LabelValue, ...], items(64, SET)] = ()
     """Values of `In` and `NotIn`, which require them. Defaults to none."""
 
     def _check(self) -> None:
@@ -143,9 +144,7 @@ class Namespaces(OneOf):
 
     RULES = (at_most_one("namespaces", "names", "selector"),)
 
-    names: (
-        Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None
-    ) = None
+    names: Annotated[tuple[ObjectName, ...], items(256, SET)] | None = None
     """Exact names. The namespace of the connection is included only if it is in the list."""
 
     selector: LabelSelector | None = None
@@ -209,18 +208,14 @@ class NamespaceRule(ApiModel):
 class AllowRule(NamespaceRule):
     """Topics and roles that objects of some Kubernetes namespaces may use through a connection."""
 
-    topics: Annotated[
-        tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
-    ]
+    topics: Annotated[tuple[TopicPattern, ...], items(MAX_PATTERNS, SET)]
     """Topics that policies may use as source, retry and dead-letter topics, as patterns of full
     names. `*` stands for any characters but a slash, `{namespace}` for the Kubernetes namespace of
     the object, so that one rule can serve many teams. Examples: `persistent://shop/*/*`;
     `persistent://{namespace}/*/*`; `persistent://shop/prod/orders` together with
     `persistent://shop/prod/orders-billing-*`."""
 
-    roles: Annotated[
-        tuple[RolePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
-    ] = ()
+    roles: Annotated[tuple[RolePattern, ...], items(MAX_PATTERNS, SET)] = ()
     """Pulsar roles that policies may grant permissions on these topics, as patterns. `*` stands for
     any characters, `{namespace}` for the Kubernetes namespace of the object. Defaults to none.
     Examples: `shop-*`; `{namespace}.*`."""

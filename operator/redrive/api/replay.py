@@ -24,6 +24,7 @@ from redrive.api.model import (
     Rule,
     TopicField,
     TypedUnion,
+    items,
     of_its_type,
     one_of,
     refusing,
@@ -33,12 +34,6 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.policy.values import check_duration, parse_duration
-
-# The whole selection is one argument of a process, which may have 128 KiB.
-_MAX_IDS = 500
-_MAX_KEYS = 64
-_MAX_CAUSES = 32
-_MAX_FINGERPRINTS = 64
 
 _WINDOW = Rule(
     "!has(self.since) || !has(self.until) || self.since < self.until",
@@ -91,48 +86,30 @@ Moment = Annotated[
 ]
 
 
+_Key = Annotated[str, Field(min_length=1, max_length=128)]
+_CauseText = Annotated[str, Field(max_length=MAX_CAUSE)]
+
+
 class MessageSelection(CheckedModel):
     """Selection of messages. A message has to match all fields that are set."""
 
     RULES = (_WINDOW,)
 
-    ids: (
-        Annotated[
-            tuple[DeadLetterId, ...],
-            Field(min_length=1, max_length=_MAX_IDS, json_schema_extra=SET),
-        ]
-        | None
-    ) = None
+    # The whole selection is one argument of a process, which may have 128 KiB.
+
+    ids: Annotated[tuple[DeadLetterId, ...], items(500, SET, least=1)] | None = None
     """Message ids, as `ledger:entry:partition:index`; without an index, or with -1, all messages of
     the entry. 1 to 500 ids. Defaults to any. Example: `4711:3:0:0`."""
 
-    keys: (
-        Annotated[
-            tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
-            Field(min_length=1, max_length=_MAX_KEYS, json_schema_extra=SET),
-        ]
-        | None
-    ) = None
+    keys: Annotated[tuple[_Key, ...], items(64, SET, least=1)] | None = None
     """Message keys, 1 to 64. Defaults to any. Example: `order-17`."""
 
-    causes: (
-        Annotated[
-            tuple[Annotated[str, Field(max_length=MAX_CAUSE)], ...],
-            Field(min_length=1, max_length=_MAX_CAUSES, json_schema_extra=SET),
-        ]
-        | None
-    ) = None
+    causes: Annotated[tuple[_CauseText, ...], items(32, SET, least=1)] | None = None
     """Causes of dead letters, as a plan shows them: class of the exception, of which the first 256
     characters are compared. An empty text selects dead letters without a cause, such as those of
     Java consumers. 1 to 32 causes. Defaults to any. Example: `WarehouseDown`."""
 
-    fingerprints: (
-        Annotated[
-            tuple[Fingerprint, ...],
-            Field(min_length=1, max_length=_MAX_FINGERPRINTS, json_schema_extra=SET),
-        ]
-        | None
-    ) = None
+    fingerprints: Annotated[tuple[Fingerprint, ...], items(64, SET, least=1)] | None = None
     """Fingerprints of the causes of dead letters, which are equal for failures of one kind: the
     property `REDRIVE_CAUSE_FINGERPRINT`. 1 to 64 fingerprints. Defaults to any. Example:
     `0f4a9c31d2be7755`."""
@@ -328,6 +305,16 @@ class ReplayTarget(TypedUnion):
     retry, dead-letter or ledger topic of another policy."""
 
 
+_Confirmation = Annotated[
+    Confirmation,
+    *one_of(
+        Confirmation,
+        "`confirmations`",
+        "a list of Reconciled, DiscardUnreadable and UnprovenHandled",
+    ),
+]
+
+
 class ReplaySpec(CheckedModel):
     """One run that moves dead letters.
 
@@ -404,23 +391,7 @@ class ReplaySpec(CheckedModel):
     ticket: TicketText | None = None
     """Ticket of the decision, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
-    confirmations: (
-        Annotated[
-            tuple[
-                Annotated[
-                    Confirmation,
-                    *one_of(
-                        Confirmation,
-                        "`confirmations`",
-                        "a list of Reconciled, DiscardUnreadable and UnprovenHandled",
-                    ),
-                ],
-                ...,
-            ],
-            Field(min_length=1, max_length=len(Confirmation), json_schema_extra=SET),
-        ]
-        | None
-    ) = None
+    confirmations: Annotated[tuple[_Confirmation, ...], items(3, SET, least=1)] | None = None
     """Actions and facts that the author confirms. `Reconciled`: the effects of the first handling
     of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
     `DiscardUnreadable`: selected entries that no client can read, such as chunks of a message whose

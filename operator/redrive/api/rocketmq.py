@@ -14,6 +14,7 @@ from pydantic import Field, Strict
 
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.model import (
+    BY_NAME,
     SET,
     ApiModel,
     Form,
@@ -22,6 +23,7 @@ from redrive.api.model import (
     StatusModel,
     Tls,
     TypedUnion,
+    items,
     of_its_type,
     one_of,
 )
@@ -137,15 +139,11 @@ class RocketMQAuthentication(TypedUnion):
 class RocketMQRule(NamespaceRule):
     """Topics and groups that policies of some Kubernetes namespaces may use."""
 
-    topics: Annotated[
-        tuple[NamePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
-    ]
+    topics: Annotated[tuple[NamePattern, ...], items(MAX_PATTERNS, SET)]
     """Topics that policies may have as source topics, as patterns. `*` stands for any characters,
     `{namespace}` for the Kubernetes namespace of the policy. Example: `["shop-*"]`."""
 
-    groups: Annotated[
-        tuple[NamePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
-    ]
+    groups: Annotated[tuple[NamePattern, ...], items(MAX_PATTERNS, SET)]
     """Consumer groups that policies may change, as patterns likewise. Examples:
     `["shop-fulfilment"]`; `["{namespace}-*"]`."""
 
@@ -184,9 +182,7 @@ class RocketMQCluster(ApiModel):
     """Name of the cluster. Defaults to the only cluster that the name servers know. Example:
     `DefaultCluster`."""
 
-    broker_hosts: Annotated[
-        tuple[BrokerHost, ...], Field(max_length=64, json_schema_extra=SET)
-    ] = ()
+    broker_hosts: Annotated[tuple[BrokerHost, ...], items(64, SET)] = ()
     """Hosts of brokers, beside those of `nameServers`, to which the operator may send signed calls,
     as patterns: `*` stands for any characters but a dot. A pattern without a port covers all ports.
     Defaults to none. Example: `["rocketmq-broker-*.rocketmq.svc"]`."""
@@ -198,16 +194,7 @@ class RocketMQCluster(ApiModel):
     """Verification of the certificates of name servers and brokers. Defaults to connections without
     TLS."""
 
-    allow: Annotated[
-        tuple[RocketMQRule, ...],
-        Field(
-            max_length=MAX_RULES,
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
-        ),
-    ] = ()
+    allow: Annotated[tuple[RocketMQRule, ...], items(MAX_RULES, BY_NAME)] = ()
     """Kubernetes namespaces that may use the connection, with their topics and groups, as additive
     rules. Defaults to none: nothing is allowed."""
 
