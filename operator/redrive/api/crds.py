@@ -99,41 +99,22 @@ RETRY_POLICY = Kind(
         Column("Topic", ".status.topic", "Local name of the source topic."),
         Column("Subscription", ".spec.subscription", "Subscription of the source topic."),
         Column("Waiting", ".status.backlog.retry", "Messages that wait for a retry.", "integer"),
-        Column(
-            "Dead", ".status.backlog.deadLetter", "Messages in the dead-letter topic.", "integer"
-        ),
-        Column(
-            "Oldest",
-            ".status.backlog.oldestDeadLetterTime",
-            "Time since the oldest dead letter was stored.",
-            "date",
-        ),
-        Column(
-            "Counted",
-            ".status.backlog.observedTime",
-            "Time since Waiting, Dead and Oldest were read from the broker.",
-            "date",
-            wide=True,
-        ),
+        Column("Dead", ".status.backlog.deadLetter",
+               "Messages in the dead-letter topic.", "integer"),
+        Column("Oldest", ".status.backlog.oldestDeadLetterTime",
+               "Time since the oldest dead letter was stored.", "date"),
+        Column("Counted", ".status.backlog.observedTime",
+               "Time since Waiting, Dead and Oldest were read from the broker.", "date", wide=True),
         Column("Warnings", ".status.warnings", "Types of the warning conditions.", wide=True),
-        Column(
-            "Retries",
-            ".status.effective.maxRetries",
-            "Retries of one message.",
-            "integer",
-            wide=True,
-        ),
+        Column("Retries", ".status.effective.maxRetries",
+               "Retries of one message.", "integer", wide=True),
         Column("Retry Topic", ".status.retryTopic", "Full name of the retry topic.", wide=True),
-        Column(
-            "Dead-Letter Topic",
-            ".status.deadLetterTopic",
-            "Full name of the dead-letter topic.",
-            wide=True,
-        ),
+        Column("Dead-Letter Topic", ".status.deadLetterTopic",
+               "Full name of the dead-letter topic.", wide=True),
         _AGE,
     ),
     selectable=(".spec.connectionRef.name",),
-)
+)  # fmt: skip
 
 _COUNTS = ".status.run.counts"
 
@@ -150,31 +131,20 @@ REPLAY = Kind(
         Column("Moved", f"{_COUNTS}.moved", "Messages stored in the target.", "integer"),
         Column("Refused", f"{_COUNTS}.refused", "Messages that cannot be moved.", "integer"),
         Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
-        Column(
-            "Dead Again",
-            ".status.run.outcome.deadAgain",
-            "Moved messages that were dead-lettered again.",
-            "integer",
-            wide=True,
-        ),
+        Column("Dead Again", ".status.run.outcome.deadAgain",
+               "Moved messages that were dead-lettered again.", "integer", wide=True),
         Column("Progress", ".status.run.progress", "Settled and selected messages.", wide=True),
         Column("Scanned", f"{_COUNTS}.scanned", "Dead letters read.", "integer", wide=True),
-        Column(
-            "Skipped", f"{_COUNTS}.skipped", "Messages that needed no move.", "integer", wide=True
-        ),
-        Column(
-            "Rate",
-            ".status.run.ratePerMinute",
-            "Messages moved in a minute.",
-            "integer",
-            wide=True,
-        ),
+        Column("Skipped", f"{_COUNTS}.skipped",
+               "Messages that needed no move.", "integer", wide=True),
+        Column("Rate", ".status.run.ratePerMinute",
+               "Messages moved in a minute.", "integer", wide=True),
         Column("Remaining", ".status.run.remaining", "Estimated time to the end.", wide=True),
         Column("Mode", ".spec.mode", "`Plan` if nothing is moved.", wide=True),
         _AGE,
     ),
     selectable=(".spec.policyRef.name", ".status.phase"),
-)
+)  # fmt: skip
 
 INSPECTION = Kind(
     kind="Inspection",

@@ -32,132 +32,60 @@ def parser(program: str) -> argparse.ArgumentParser:
         description="Provisions RetryPolicies and runs Replays until it is stopped. Uses the "
         "cluster in which it runs, or that of KUBECONFIG.",
     )
-    parser.add_argument(
-        "--cluster-id",
-        default="",
-        metavar="ID",
+    add = parser.add_argument
+    # fmt: off
+    add("--cluster-id", default="", metavar="ID",
         help="ID of this cluster in the properties of topics, unique among clusters that use the "
-        "same brokers (default: the uid of the namespace kube-system, if it may be read)",
-    )
-    parser.add_argument(
-        "--credentials",
-        type=Path,
-        metavar="DIR",
+        "same brokers (default: the uid of the namespace kube-system, if it may be read)")
+    add("--credentials", type=Path, metavar="DIR",
         help="folder with token files: a BrokerConnection of namespace NS reads files in DIR/NS "
-        "only (default: none)",
-    )
-    parser.add_argument(
-        "--lease",
-        type=_key,
-        metavar="NAMESPACE/NAME",
+        "only (default: none)")
+    add("--lease", type=_key, metavar="NAMESPACE/NAME",
         help="act only while holding this Lease, so that several operators can run "
-        "(default: act without a Lease; only one operator may run then)",
-    )
-    parser.add_argument(
-        "--identity",
-        default=f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        metavar="NAME",
+        "(default: act without a Lease; only one operator may run then)")
+    add("--identity", default=f"{socket.gethostname()}-{secrets.token_hex(4)}", metavar="NAME",
         help="holder of the Lease: a unique name, such as that of the pod "
-        "(default: the host's name and a random suffix)",
-    )
-    parser.add_argument(
-        "--namespace",
-        action="append",
-        default=[],
-        metavar="NS",
-        help="serve this Kubernetes namespace; may be repeated (default: all namespaces)",
-    )
-    parser.add_argument(
-        "--replay-template",
-        type=_key,
-        metavar="NAMESPACE/NAME",
+        "(default: the host's name and a random suffix)")
+    add("--namespace", action="append", default=[], metavar="NS",
+        help="serve this Kubernetes namespace; may be repeated (default: all namespaces)")
+    add("--replay-template", type=_key, metavar="NAMESPACE/NAME",
         help="PodTemplate whose container has the image of replay jobs: Spark, and "
-        "redrive[replay]; read before each launch (default: none; Replays do not run)",
-    )
-    parser.add_argument(
-        "--replay-application",
-        default="local:///opt/redrive/replay.py",
-        metavar="URL",
-        help="program of replay jobs in that image (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--replay-service-account",
-        default="redrive-replay",
-        metavar="NAME",
+        "redrive[replay]; read before each launch (default: none; Replays do not run)")
+    add("--replay-application", default="local:///opt/redrive/replay.py", metavar="URL",
+        help="program of replay jobs in that image (default: %(default)s)")
+    add("--replay-service-account", default="redrive-replay", metavar="NAME",
         help="ServiceAccount of the drivers of replay jobs, in the namespace of each Replay "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--job-service-account",
-        default="redrive-job",
-        metavar="NAME",
+        "(default: %(default)s)")
+    add("--job-service-account", default="redrive-job", metavar="NAME",
         help="ServiceAccount of Replays with engine Job, in the namespace of each Replay "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--inspection-service-account",
-        default="redrive-inspection",
-        metavar="NAME",
-        help="ServiceAccount of Inspections, in the namespace of each one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--clear-payloads",
-        action="store_true",
+        "(default: %(default)s)")
+    add("--inspection-service-account", default="redrive-inspection", metavar="NAME",
+        help="ServiceAccount of Inspections, in the namespace of each one (default: %(default)s)")
+    add("--clear-payloads", action="store_true",
         help="permit Inspections in clear text; only where an admission policy checks the verb "
-        "`reveal` on inspections (default: refuse them)",
-    )
-    parser.add_argument(
-        "--job-max-messages",
-        type=int,
-        default=10_000,
-        metavar="N",
+        "`reveal` on inspections (default: refuse them)")
+    add("--job-max-messages", type=int, default=10_000, metavar="N",
         help="highest number of dead letters for which engine Auto chooses a Job "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--job-templates",
-        type=Path,
-        metavar="FILE",
+        "(default: %(default)s)")
+    add("--job-templates", type=Path, metavar="FILE",
         help="job templates, as YAML: an object of templates by name, read again when it changes "
-        "(default: the template `default` alone)",
-    )
-    parser.add_argument(
-        "--max-executors",
-        type=int,
-        default=1_000,
-        metavar="N",
+        "(default: the template `default` alone)")
+    add("--max-executors", type=int, default=1_000, metavar="N",
         help="highest number of executors of a Replay, even if its template permits more "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--replay-launcher",
-        action="append",
-        default=[],
-        choices=("Kubeflow", "Apache"),
+        "(default: %(default)s)")
+    add("--replay-launcher", action="append", default=[], choices=("Kubeflow", "Apache"),
         help="Spark operator that runs replay jobs if it is installed; may be repeated "
-        "(default: Kubeflow)",
-    )
-    parser.add_argument(
-        "--listen",
-        type=_address,
-        metavar="ADDRESS:PORT",
+        "(default: Kubeflow)")
+    add("--listen", type=_address, metavar="ADDRESS:PORT",
         help="serve /metrics, /livez and /readyz at this address, for example 0.0.0.0:8080 "
-        "(default: not served)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=logs.FORMATS,
-        default="text",
+        "(default: not served)")
+    add("--log-format", choices=logs.FORMATS, default="text",
         help="json: one object for each line, with the identity of its Kubernetes object "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=logs.LEVELS,
-        default="info",
+        "(default: %(default)s)")
+    add("--log-level", choices=logs.LEVELS, default="info",
         help="lowest level; debug adds each reconcile and each call to a broker "
-        "(default: %(default)s)",
-    )
+        "(default: %(default)s)")
+    # fmt: on
     return parser
 
 

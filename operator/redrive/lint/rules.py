@@ -24,90 +24,64 @@ class Severity(enum.StrEnum):
     WARNING = "warning"
 
 
+ERROR, WARNING = Severity
+
+
 class LintRule(enum.Enum):
     """A rule: its severity and its meaning, which may name an example."""
 
-    YAML_SYNTAX = Severity.ERROR, "A document that names redrive can't be read as YAML."
-    DUPLICATE_KEY = Severity.ERROR, "An object has a key twice; only one of the values counts."
-    API_VERSION = Severity.ERROR, "`apiVersion` is not the version of redrive's kinds."
-    UNKNOWN_KIND = Severity.ERROR, "redrive has no kind of this name."
-    OBJECT_NAME = (
-        Severity.ERROR,
-        "`metadata.name` is missing, malformed, too long, or not the one that the kind requires.",
-    )
-    DUPLICATE_OBJECT = Severity.ERROR, "Two manifests are for the same object."
-    UNKNOWN_FIELD = Severity.ERROR, "The kind has no field of this name; a near name is suggested."
-    UNKNOWN_ANNOTATION = (
-        Severity.WARNING,
-        "An annotation has nearly the name of one that redrive reads.",
-    )
-    ANNOTATION_VALUE = Severity.WARNING, "An annotation has a value without effect."
-    MISSING_FIELD = Severity.ERROR, "A required field is missing."
-    INVALID_TYPE = (
-        Severity.ERROR,
-        "A value has another type than its field, such as a number in quotes, or is empty.",
-    )
-    INVALID_VALUE = Severity.ERROR, "A value is out of bounds, or is not one of those permitted."
-    DUPLICATE_ITEM = Severity.ERROR, "A list that is a set contains a value twice."
-    CONTRADICTION = Severity.ERROR, "Fields of one object exclude each other."
-    SELECT_COLUMN = Severity.ERROR, "`select.where` names an unknown column."
-    SELECT_SYNTAX = Severity.ERROR, "`select.where` is not a condition that redrive runs."
-    CONNECTION_NOT_FOUND = (
-        Severity.WARNING,
-        "`connectionRef` names no BrokerConnection of these manifests, but nearly one.",
-    )
-    POLICY_NOT_FOUND = (
-        Severity.WARNING,
-        "`policyRef` names no RetryPolicy of these manifests, but nearly one.",
-    )
-    NAMESPACE_NOT_ALLOWED = (
-        Severity.ERROR,
-        "No rule of the connection's `allow` is for the namespace of the policy.",
-    )
-    TOPIC_NOT_ALLOWED = (
-        Severity.ERROR,
-        "The connection does not allow the source topic, or a topic derived from it.",
-    )
-    ROLE_NOT_ALLOWED = Severity.ERROR, "The connection does not allow a role of the policy."
-    DELETION_NOT_ALLOWED = Severity.ERROR, "The connection does not allow to delete these topics."
-    LIMIT_EXCEEDED = Severity.ERROR, "The policy exceeds a limit of its connection."
-    RESOURCE_CONFLICT = (
-        Severity.ERROR,
-        "Two policies are for the same subscription of the same topic.",
-    )
-    CONFIG_MAP_NOT_OURS = Severity.ERROR, "Two policies of a namespace have one ConfigMap."
-    NAME_COLLISION = Severity.ERROR, "Two policies need a topic of the same name."
-    CHAINED_POLICY = (
-        Severity.ERROR,
-        "The source topic is a retry or dead-letter topic of another policy.",
-    )
-    LADDER_DESCENDS = Severity.WARNING, "A later retry waits a shorter time than one before it."
-    LADDER_UNUSED = Severity.WARNING, "The ladder has more delays than the policy has retries."
-    UNUSED_FIELD = (
-        Severity.WARNING,
-        "A field has no effect beside another, such as a TTL of dead letters that are discarded.",
-    )
-    DEAD_LETTERS_DISCARDED = Severity.ERROR, "A Replay is of a policy that keeps no dead letters."
-    REPLAY_IDENTITY_MISSING = (
-        Severity.ERROR,
-        "A Replay is of a policy whose connection has no role for Replays.",
-    )
-    TRUST_NOT_SUPPORTED = (
-        Severity.ERROR,
-        "The connection has certificate authorities of its own, and none for replay jobs.",
-    )
-    CONSENT_MISSING = (
-        Severity.WARNING,
-        "A Secret of jobs lacks the annotation `redrive.io/usable-by` for its connection.",
-    )
-    TARGET_NOT_ALLOWED = Severity.ERROR, "The connection does not allow the target of a Replay."
-    BATCH_MIXES_KEYS = Severity.ERROR, "A Replay sends batches to a topic that is read by key."
-    JOB_NOT_PERMITTED = Severity.ERROR, "The connection does not permit the job template."
-    REPLAY_NOT_SAFE = (
-        Severity.ERROR,
-        "The policy excludes Replays, or requires a confirmation that the Replay lacks.",
-    )
-    UNKNOWN_RULE = Severity.WARNING, "A comment disables a rule that does not exist."
+    # fmt: off
+    YAML_SYNTAX = ERROR, "A document that names redrive can't be read as YAML."
+    DUPLICATE_KEY = ERROR, "An object has a key twice; only one of the values counts."
+    API_VERSION = ERROR, "`apiVersion` is not the version of redrive's kinds."
+    UNKNOWN_KIND = ERROR, "redrive has no kind of this name."
+    OBJECT_NAME = (ERROR,
+        "`metadata.name` is missing, malformed, too long, or not the one that the kind requires.")
+    DUPLICATE_OBJECT = ERROR, "Two manifests are for the same object."
+    UNKNOWN_FIELD = ERROR, "The kind has no field of this name; a near name is suggested."
+    UNKNOWN_ANNOTATION = WARNING, "An annotation has nearly the name of one that redrive reads."
+    ANNOTATION_VALUE = WARNING, "An annotation has a value without effect."
+    MISSING_FIELD = ERROR, "A required field is missing."
+    INVALID_TYPE = (ERROR,
+        "A value has another type than its field, such as a number in quotes, or is empty.")
+    INVALID_VALUE = ERROR, "A value is out of bounds, or is not one of those permitted."
+    DUPLICATE_ITEM = ERROR, "A list that is a set contains a value twice."
+    CONTRADICTION = ERROR, "Fields of one object exclude each other."
+    SELECT_COLUMN = ERROR, "`select.where` names an unknown column."
+    SELECT_SYNTAX = ERROR, "`select.where` is not a condition that redrive runs."
+    CONNECTION_NOT_FOUND = (WARNING,
+        "`connectionRef` names no BrokerConnection of these manifests, but nearly one.")
+    POLICY_NOT_FOUND = (WARNING,
+        "`policyRef` names no RetryPolicy of these manifests, but nearly one.")
+    NAMESPACE_NOT_ALLOWED = (ERROR,
+        "No rule of the connection's `allow` is for the namespace of the policy.")
+    TOPIC_NOT_ALLOWED = (ERROR,
+        "The connection does not allow the source topic, or a topic derived from it.")
+    ROLE_NOT_ALLOWED = ERROR, "The connection does not allow a role of the policy."
+    DELETION_NOT_ALLOWED = ERROR, "The connection does not allow to delete these topics."
+    LIMIT_EXCEEDED = ERROR, "The policy exceeds a limit of its connection."
+    RESOURCE_CONFLICT = ERROR, "Two policies are for the same subscription of the same topic."
+    CONFIG_MAP_NOT_OURS = ERROR, "Two policies of a namespace have one ConfigMap."
+    NAME_COLLISION = ERROR, "Two policies need a topic of the same name."
+    CHAINED_POLICY = ERROR, "The source topic is a retry or dead-letter topic of another policy."
+    LADDER_DESCENDS = WARNING, "A later retry waits a shorter time than one before it."
+    LADDER_UNUSED = WARNING, "The ladder has more delays than the policy has retries."
+    UNUSED_FIELD = (WARNING,
+        "A field has no effect beside another, such as a TTL of dead letters that are discarded.")
+    DEAD_LETTERS_DISCARDED = ERROR, "A Replay is of a policy that keeps no dead letters."
+    REPLAY_IDENTITY_MISSING = (ERROR,
+        "A Replay is of a policy whose connection has no role for Replays.")
+    TRUST_NOT_SUPPORTED = (ERROR,
+        "The connection has certificate authorities of its own, and none for replay jobs.")
+    CONSENT_MISSING = (WARNING,
+        "A Secret of jobs lacks the annotation `redrive.io/usable-by` for its connection.")
+    TARGET_NOT_ALLOWED = ERROR, "The connection does not allow the target of a Replay."
+    BATCH_MIXES_KEYS = ERROR, "A Replay sends batches to a topic that is read by key."
+    JOB_NOT_PERMITTED = ERROR, "The connection does not permit the job template."
+    REPLAY_NOT_SAFE = (ERROR,
+        "The policy excludes Replays, or requires a confirmation that the Replay lacks.")
+    UNKNOWN_RULE = WARNING, "A comment disables a rule that does not exist."
+    # fmt: on
 
     def __init__(self, severity: Severity, meaning: str) -> None:
         self.severity = severity
