@@ -58,7 +58,7 @@ class Findings:
             limits: thresholds of the checks.
         """
         own = (reading.own_source, reading.retries)
-        counters = [stats and stats.delivered for stats in own]
+        counters = [None if stats is None else stats.delivered for stats in own]
         window = (
             Deliveries.begin(reading.seconds, *counters)
             if before is None
