@@ -26,7 +26,7 @@ help: ## List the targets
 test: ## Run lint, build the site, then run all tests against a real broker and API server
 	@$(MAKE) --no-print-directory --jobs=3 lint site bytecode
 	$(python) -m sandbox prepare
-	@echo "Six workers share a broker, an API server and an operator; suites that stop one have their own. Allow 18 minutes on two cores."
+	@echo "Six workers share a broker, an API server and an operator; suites that stop one have their own. Allow 16 minutes on two cores."
 	$(python) -m pytest --numprocesses=6 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
 
 # In a fresh checkout, each worker would rewrite the assertions of all test modules at the same time:
@@ -35,7 +35,7 @@ bytecode:
 	@test -d tests/__pycache__ || $(python) -m pytest --collect-only --quiet tests > /dev/null || true
 
 # Suites with a worker and a sandbox of their own come first; the others share a sandbox and a worker.
-e2e: ## Run the demo, the tutorial, the package, whole Replays, and what stops or replaces a component (8 minutes)
+e2e: ## Run the demo, the tutorial, the package, whole and killed Replays, and what stops or replaces a component (11 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='e2e_*.py' --numprocesses=3 --dist=loadgroup --no-loadscope-reorder --durations=5 tests $(E2E)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.replay.test_control import published
+from tests.integration.replay.e2e_control import published
 from tests.support import spark_runs
 from tests.support.local_runs import job_of
 

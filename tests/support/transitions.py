@@ -20,7 +20,7 @@ from typing import Any
 
 from redrive.api import Body
 from tests.integration.provision.conftest import Shop, redrive
-from tests.integration.provision.test_tenants import consumed_topic
+from tests.integration.provision.e2e_tenants import consumed_topic
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.whole_states import NAME, Lasting, World, difference
 
