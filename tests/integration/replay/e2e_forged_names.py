@@ -70,10 +70,10 @@ def test_taken_producer_names_lose_and_double_nothing(provision_policy: Provisio
         wait_until(lambda: run.poll() is not None, seconds=180)
         assert run.returncode == 0, run.communicate()[1]
 
-    left = replay(provisioned)
+    account = replay(provisioned)
 
     moved = [number for number in provisioned.in_target() if number != "forged"]
-    assert len(moved) == len(set(moved)) == COUNT - left.refused
+    assert len(moved) == len(set(moved)) == COUNT - account.refused
     assert set(moved) <= set(numbers(COUNT))
-    assert {entry.cause for entry in left.refusals} <= {"Unproven"}
+    assert {entry.cause for entry in account.refusals} <= {"Unproven"}
     provisioned.check_audit()
