@@ -402,7 +402,7 @@ class Reason(enum.StrEnum):
 
     # Replays
     POLICY_NOT_FOUND = _ReasonRow("PolicyNotFound", RECONCILING,
-        "there is no RetryPolicy of the name in `policyRef`, or it is being deleted",
+        "there is no policy of the kind and name in `policyRef`, or it is being deleted",
         "create it", requeue=Requeue.ON_CHANGE)
     POLICY_NOT_READY = _ReasonRow("PolicyNotReady", RECONCILING,
         "the RetryPolicy is not Ready, or not valid with the defaults of its connection",

@@ -126,7 +126,7 @@ REPLAY = Kind(
     spec=ReplaySpec,
     status=ReplayStatus,
     columns=(
-        Column("Policy", ".spec.policyRef.name", "RetryPolicy whose dead letters are moved."),
+        Column("Policy", ".spec.policyRef.name", "Policy whose dead letters are moved."),
         Column("Phase", ".status.phase", "Phase of the run."),
         Column("Moved", f"{_COUNTS}.moved", "Messages stored in the target.", "integer"),
         Column("Refused", f"{_COUNTS}.refused", "Messages that cannot be moved.", "integer"),
@@ -143,7 +143,7 @@ REPLAY = Kind(
         Column("Mode", ".spec.mode", "`Plan` if nothing is moved.", wide=True),
         _AGE,
     ),
-    selectable=(".spec.policyRef.name", ".status.phase"),
+    selectable=(".spec.policyRef.kind", ".spec.policyRef.name", ".status.phase"),
 )  # fmt: skip
 
 INSPECTION = Kind(
@@ -154,14 +154,14 @@ INSPECTION = Kind(
     spec=InspectionSpec,
     status=InspectionStatus,
     columns=(
-        Column("Policy", ".spec.policyRef.name", "RetryPolicy whose messages are read."),
+        Column("Policy", ".spec.policyRef.name", "Policy whose messages are read."),
         Column("Phase", ".status.phase", "Phase of the run."),
         Column("Read", ".status.run.messages", "Messages that were read.", "integer"),
         Column("Matched", ".status.run.matched", "Messages that are selected.", "integer"),
         Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
         _AGE,
     ),
-    selectable=(".spec.policyRef.name", ".status.phase"),
+    selectable=(".spec.policyRef.kind", ".spec.policyRef.name", ".status.phase"),
 )
 
 REPLAY_APPROVAL = Kind(

@@ -146,7 +146,7 @@ class InspectionSpec(CheckedModel):
     RULES = (_ONE_READING, _RESULTS)
 
     policy_ref: PolicyRef
-    """RetryPolicy of the messages, in the same namespace."""
+    """Policy of the messages, in the same namespace."""
 
     source: Annotated[
         InspectedMessages,

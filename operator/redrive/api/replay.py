@@ -257,11 +257,24 @@ class Confirmation(enum.StrEnum):
     UNPROVEN_HANDLED = "UnprovenHandled"
 
 
+class PolicyKind(enum.StrEnum):
+    """Kind of a policy, one for each kind of broker."""
+
+    RETRY_POLICY = "RetryPolicy"
+    ROCKETMQ = "RocketMQRetryPolicy"
+
+
 class PolicyRef(ApiModel):
-    """Reference to a RetryPolicy of the same namespace."""
+    """Reference to a policy of the same namespace."""
+
+    kind: Annotated[PolicyKind, *one_of(PolicyKind, "`kind` of `policyRef`")] = (
+        PolicyKind.RETRY_POLICY
+    )
+    """Kind of the policy: `RetryPolicy` for Pulsar, or `RocketMQRetryPolicy`. Defaults to
+    RetryPolicy."""
 
     name: ObjectName
-    """Name of the RetryPolicy."""
+    """Name of the policy."""
 
 
 Period = Annotated[
@@ -325,7 +338,7 @@ class ReplaySpec(CheckedModel):
     RULES = (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED)
 
     policy_ref: PolicyRef
-    """RetryPolicy of the dead letters, in the same namespace."""
+    """Policy of the dead letters, in the same namespace."""
 
     start_before: Moment | None = None
     """Time before which the run must be launched; otherwise the Replay is Failed. So a later copy

@@ -57,6 +57,7 @@ from redrive.kube.resources import (
     POLICIES,
     REPLAYS,
     REQUESTED_BY,
+    PolicyKey,
 )
 from redrive.policy.values import parse_duration
 
@@ -530,7 +531,11 @@ def history_of(cluster: Cluster, namespace: str, policy: str) -> list[ReplayReco
         ObjectNotFoundError: the policy does not exist.
     """
     results = (cluster.get(POLICIES, namespace, policy).get("status") or {}).get("replays") or ()
-    replays = cluster.list(REPLAYS, namespace, fields=f"spec.policyRef.name={policy}")
+    replays = [
+        replay
+        for replay in cluster.list(REPLAYS, namespace, fields=f"spec.policyRef.name={policy}")
+        if PolicyKey.of(replay).kind == POLICIES.kind
+    ]
     uids = {replay["metadata"]["uid"] for replay in replays}
     replays.sort(key=lambda replay: str(replay["metadata"]["creationTimestamp"]), reverse=True)
     deleted = [

@@ -41,7 +41,7 @@ from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, PolicyKey
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
@@ -52,7 +52,6 @@ from redrive.replay.controller.admission import (
     ready_policy,
     used_policy,
 )
-from redrive.replay.controller.admission import policy_of as policy_key_of
 from redrive.replay.controller.handlers import (
     is_limited,
     listen_to_connections,
@@ -136,7 +135,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
 def _listen(ctx: Context, controller: Controller) -> None:
     """Enqueue the Inspections that later changes affect."""
     by_namespace = ctx.inspections.index(namespace_of)
-    by_policy = ctx.inspections.index(policy_key_of)
+    by_policy = ctx.inspections.index(PolicyKey.of)
 
     def enqueue_open(inspections: Iterable[Body]) -> None:
         for body in filterfalse(is_final, inspections):
@@ -209,7 +208,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     except NotFoundError:
         return Requeue.ON_CHANGE  # the Inspection was deleted
     except RedriveError as error:
-        policy = ctx.policies.get(policy_key_of(inspection))
+        policy = ctx.find_policy(PolicyKey.of(inspection))
         error = error if policy is None else shown_to(policy, error)
         shown, requeue = _explained(inspection, error, run), requeue_of(error)
         if run is None and (requeue is Requeue.BACKOFF or _reveals(inspection)):
@@ -327,7 +326,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     if spec.reveals:
         _check_age(inspection, ctx)
     _check_running(inspection, ctx)  # early: the end of one wakes all that wait
-    body = ready_policy(policy_key_of(inspection), ctx)
+    body = ready_policy(PolicyKey.of(inspection), ctx)
     reference, connection, _, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
     identity, export = _access(inspection, through, connection, ctx)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redrive.admin.guards import Fence
 from redrive.admin.http import Http
-from redrive.api import LauncherName
+from redrive.api import Body, LauncherName
 from redrive.api.job import MAX_EXECUTORS
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -21,7 +21,7 @@ from redrive.kube.connections import Connections, NamespaceLabels, following, se
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.informer import load, when_available
 from redrive.kube.job_templates import JobTemplates
-from redrive.kube.resources import Key, Resource, keep_of
+from redrive.kube.resources import Key, PolicyKey, Resource, keep_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,17 +101,29 @@ class Context:
     rocketmq_policies: Cache = dataclasses.field(default_factory=Cache)
 
     @property
+    def policy_caches(self) -> Mapping[Resource, Cache]:
+        """Return the caches of policies, by kind."""
+        return {
+            resources.POLICIES: self.policies,
+            resources.ROCKETMQ_POLICIES: self.rocketmq_policies,
+        }
+
+    @property
     def caches(self) -> Mapping[Resource, Cache]:
         """Return the caches that kopf's watches fill, by kind."""
         return {
             resources.CONNECTIONS: self.connections,
-            resources.POLICIES: self.policies,
-            resources.ROCKETMQ_POLICIES: self.rocketmq_policies,
+            **self.policy_caches,
             resources.REPLAYS: self.replays,
             resources.INSPECTIONS: self.inspections,
             **self.applications,
             resources.CONFIG_MAPS: self.config_maps,
         }
+
+    def find_policy(self, policy: PolicyKey) -> Body | None:
+        """Return a policy of any kind; None if it does not exist."""
+        kinds = {kind.kind: cache for kind, cache in self.policy_caches.items()}
+        return kinds[policy.kind].get(policy.key)
 
     @classmethod
     @asynccontextmanager

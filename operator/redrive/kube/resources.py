@@ -32,6 +32,29 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
+class PolicyKey(NamedTuple):
+    """Kind, namespace and name of a policy: policies of two kinds may share a name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, run: Body) -> PolicyKey:
+        """Return the policy that a Replay or an Inspection refers to."""
+        reference = run["spec"]["policyRef"]
+        kind = reference.get("kind", POLICIES.kind)
+        return cls(kind, run["metadata"]["namespace"], reference["name"])
+
+    @property
+    def key(self) -> Key:
+        """Return its key among policies of its kind."""
+        return Key(self.namespace, self.name)
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+
 @dataclass(frozen=True)
 class Resource:
     """A kind of objects; the core group is "".

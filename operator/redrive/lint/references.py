@@ -16,7 +16,7 @@ from typing import TypeVar
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse, parse_spec
 from redrive.api.permissions import NAMESPACE, AllowRule, Permissions
-from redrive.api.replay import ReplaySpec
+from redrive.api.replay import PolicyKind, ReplaySpec
 from redrive.api.retrypolicy import Chaining, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube.resources import SECRETS, USABLE_BY, Key
@@ -376,6 +376,8 @@ def _check_consent(secret: Manifest, connection: Key) -> Iterator[Finding]:
 
 def _check_replay(manifest: Manifest, claims: Sequence[Claim]) -> Iterator[Finding]:
     spec = parse_spec(ReplaySpec, manifest.body)
+    if spec.policy_ref.kind is not PolicyKind.RETRY_POLICY:
+        return
     key = Key(manifest.namespace, spec.policy_ref.name)
     candidates = [claim for claim in claims if claim.request.key == key]
     claim = _nearest_to(manifest, candidates)

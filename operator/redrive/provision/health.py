@@ -35,7 +35,7 @@ from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import connection_of
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, PolicyKey
 from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, OUTAGE, Policy
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
@@ -139,11 +139,12 @@ class Health:
         for by_uid in (self._looked, self._findings):
             by_uid.pop(uid, None)
 
-    def _replay_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+    def _replay_changed(self, _: Key, before: Body | None, after: Body | None) -> None:
         if after is None or _is_final(before or {}) or not _is_final(after):
             return
-        policy = self._ctx.policies.get(Key(key.namespace, after["spec"]["policyRef"]["name"]))
-        if policy is not None:
+        reference = PolicyKey.of(after)
+        policy = self._ctx.policies.get(reference.key)
+        if policy is not None and reference.kind == resources.POLICIES.kind:
             self.request(policy)
 
     async def _walk(self, connection: Key, broker: str | None) -> AsyncGenerator[float]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
-from redrive.api.replay import ReplaySpec
+from redrive.api.replay import PolicyKind, ReplaySpec
 from redrive.api.replay_status import ReplayRun, ReplayStatus, RunCounts
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError
@@ -165,7 +165,7 @@ targets = st.fixed_dictionaries(
 )
 replays = st.fixed_dictionaries(
     {
-        "policyRef": st.fixed_dictionaries({"name": names}),
+        "policyRef": st.fixed_dictionaries({"kind": st.sampled_from(PolicyKind), "name": names}),
         "mode": st.sampled_from(["Run", "Plan", "Review"]),
         "suspend": st.booleans(),
         "cancel": st.booleans(),

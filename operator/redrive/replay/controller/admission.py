@@ -30,11 +30,11 @@ from redrive.api.replay_status import FINAL, is_admitted
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
-from redrive.kube.cache import Turn
+from redrive.kube.cache import Cache, Turn
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, PolicyKey
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
@@ -85,12 +85,12 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     spec = ctx.replays.derive(checked_spec, replay)
     where = None if spec.select is None else spec.select.where
     key = Key.of(replay)
-    policy_key = Key(key.namespace, spec.policy_ref.name)
+    policy_key = PolicyKey.of(replay)
     body = ready_policy(policy_key, ctx)
     reference, connection, asked, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
     permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
-    run = RunRequest(spec, policy_key, asked, policy, through, connection, permitted)
+    run = RunRequest(spec, policy_key.key, asked, policy, through, connection, permitted)
     identity = check_run(run)
     engine = choose_engine(spec, replay, body, ctx)
     pods = choose_template(spec.job_template, connection.jobs, engine, key.namespace, ctx)
@@ -215,7 +215,7 @@ def template_of(replay: Body, ctx: Context) -> str | None:
     """Return the name of the job template of a Replay; None while it cannot be determined."""
     try:
         spec = ctx.replays.derive(parsed_spec, replay)
-        policy = ctx.policies.get(policy_of(replay))
+        policy = ctx.find_policy(PolicyKey.of(replay))
         if policy is None:
             return None
         reference = spec_of(policy, ctx.policies).connection_ref
@@ -259,10 +259,10 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
         ctx: caches.
         source: source topic of the policy.
     """
-    policy = policy_of(replay)
+    policy = PolicyKey.of(replay)
     ended = ctx.replays.index(_policy_of_ended_elsewhere).get(policy)
     running = (
-        other for other in _with_application(policy.namespace, ctx) if policy_of(other) == policy
+        other for other in _with_application(policy.namespace, ctx) if PolicyKey.of(other) == policy
     )
     for other in _others(replay, chain(ended, running)):
         try:
@@ -274,7 +274,7 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
             yield topic
 
 
-def _policy_of_ended_elsewhere(replay: Body) -> Key | None:
+def _policy_of_ended_elsewhere(replay: Body) -> PolicyKey | None:
     """Return the policy of a run that ended with another target than the retry topic, or None.
 
     So thousands of pending Replays are not visited for each of them. The annotation of the end is
@@ -283,7 +283,7 @@ def _policy_of_ended_elsewhere(replay: Body) -> Key | None:
     target = replay["spec"].get("target") or {}
     is_elsewhere = target.get("type", Target.RETRY) != Target.RETRY
     has_run = is_final(replay) and was_launched(replay)
-    return policy_of(replay) if is_elsewhere and has_run else None
+    return PolicyKey.of(replay) if is_elsewhere and has_run else None
 
 
 def _with_application(namespace: str, ctx: Context) -> Iterator[Body]:
@@ -342,9 +342,10 @@ def is_dry_run(replay: Body) -> bool:
     return replay["spec"].get("mode") in {Mode.PLAN, Mode.REVIEW}
 
 
-def policy_of(replay: Body) -> Key:
-    """Return the RetryPolicy that *replay* refers to."""
-    return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
+def retry_policy_of(run: Body, policies: Cache) -> Body | None:
+    """Return the RetryPolicy that a run refers to; None if it refers to another kind."""
+    policy = PolicyKey.of(run)
+    return policies.get(policy.key) if policy.kind == resources.POLICIES.kind else None
 
 
 def is_dormant(replay: Body) -> bool:
@@ -393,16 +394,22 @@ def used_policy(body: Body, ctx: Context) -> UsedPolicy:
     return UsedPolicy(reference, connection, spec, policy)
 
 
-def ready_policy(key: Key, ctx: Context) -> Body:
+def ready_policy(key: PolicyKey, ctx: Context) -> Body:
     """Return a RetryPolicy whose topics and grants are in place.
 
     Raises:
-        RedriveError: it does not exist, or is not Ready.
+        RedriveError: it does not exist, is not Ready, or is of another broker.
     """
-    body = ctx.policies.get(key)
+    if key.kind != resources.POLICIES.kind:
+        raise Reason.OTHER_BROKER.error(
+            "Replays and Inspections are for policies of Pulsar",
+            got=f"{key.kind} {key}",
+            remedy="use tools of the broker, or refer to a RetryPolicy",
+        )
+    body = ctx.find_policy(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
         raise Reason.POLICY_NOT_FOUND.error(
-            "the RetryPolicy of policyRef does not exist, or is being deleted",
+            f"the {key.kind} of policyRef does not exist, or is being deleted",
             got=str(key),
             remedy="create it; the run starts automatically then",
         )
@@ -426,7 +433,7 @@ def _check_priority(replay: Body, ctx: Context) -> None:
     Raises:
         ReplayInProgress: another Replay has priority.
     """
-    key, policy, own_rank = Key.of(replay), policy_of(replay), _rank(replay)
+    key, policy, own_rank = Key.of(replay), PolicyKey.of(replay), _rank(replay)
     earlier = (
         other
         for rank, other in ctx.replays.turns(turn_of).first(policy, 2)
@@ -435,7 +442,7 @@ def _check_priority(replay: Body, ctx: Context) -> None:
     running = (
         Key.of(other)
         for other in _others(replay, _with_application(policy.namespace, ctx))
-        if policy_of(other) == policy
+        if PolicyKey.of(other) == policy
         and not is_final(other)
         and (is_admitted(other) or not was_launched(other))
     )
@@ -451,7 +458,7 @@ def turn_of(replay: Body) -> Turn | None:
     """Return the place of a Replay in the queue of its policy; None if it does not block others."""
     if is_final(replay) or is_dry_run(replay) or is_dormant(replay):
         return None
-    return Turn(policy_of(replay), _rank(replay))
+    return Turn(PolicyKey.of(replay), _rank(replay))
 
 
 def namespace_of(replay: Body) -> str:

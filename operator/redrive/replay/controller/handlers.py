@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import chain
 from weakref import WeakValueDictionary
 
@@ -22,12 +23,11 @@ from redrive.kube.cache import Cache, Index, Turns, needs_reconcile
 from redrive.kube.connections import connection_of, permissions, spec_at, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import Key, Resource
+from redrive.kube.resources import Key, PolicyKey, Resource
 from redrive.reasons import Reason
 from redrive.replay.controller.admission import (
     is_final,
     namespace_of,
-    policy_of,
     running_through,
     turn_of,
 )
@@ -88,7 +88,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
         if launcher.resource in ctx.applications:
             _listen_to_applications(launcher, ctx, controller)
 
-    by_policy = ctx.replays.index(policy_of)
+    by_policy = ctx.replays.index(PolicyKey.of)
     listen_to_policies(ctx, by_policy, lambda replays: _enqueue_open(replays, controller))
     _listen_to_permissions(ctx, controller)
 
@@ -130,25 +130,28 @@ def listen_to_policies(
     Other fields of its status change every minute, and permit no run.
     """
 
-    @ctx.policies.listen
-    def policy_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        runs = by_policy.get(key)
+    def policy_changed(kind: str, key: Key, before: Body | None, after: Body | None) -> None:
+        runs = by_policy.get(PolicyKey(kind, *key))
         if runs and (
             needs_reconcile(before, after)
             or written_ready(before or {}) != written_ready(after or {})
         ):
             enqueue(runs)
 
+    for kind, policies in ctx.policy_caches.items():
+        policies.listen(partial(policy_changed, kind.kind))
 
-def listen_to_connections(ctx: Context, enqueue: Callable[[Key], None]) -> None:
+
+def listen_to_connections(ctx: Context, enqueue: Callable[[PolicyKey], None]) -> None:
     """Call *enqueue* with each policy whose connection changes its spec or becomes ready."""
 
     @ctx.connections.listen
     def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
         became_ready = is_ready(after or {}) and not is_ready(before or {})
         if needs_reconcile(before, after) or became_ready:
-            for policy in users(key, ctx.policies):
-                enqueue(Key.of(policy))
+            for kind, policies in ctx.policy_caches.items():
+                for policy in users(key, policies):
+                    enqueue(PolicyKey(kind.kind, *Key.of(policy)))
 
 
 def listen_to_withdrawals(kind: Resource, ctx: Context, controller: Controller) -> None:
@@ -177,8 +180,8 @@ def _enqueue_first(
                 controller.enqueue(first)
 
 
-def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
-    _enqueue_open(ctx.replays.index(policy_of).get(policy), controller)
+def _enqueue_open_of(policy: PolicyKey, ctx: Context, controller: Controller) -> None:
+    _enqueue_open(ctx.replays.index(PolicyKey.of).get(policy), controller)
 
 
 def _enqueue_next(namespace: str, ctx: Context, controller: Controller) -> None:
@@ -188,9 +191,14 @@ def _enqueue_next(namespace: str, ctx: Context, controller: Controller) -> None:
     """
     limited = ctx.replays.index(_limited_of)
     free: dict[Key, int] = {}
-    for policy in ctx.policies.index(namespace_of).get(namespace):
-        for key in limited.first(Key.of(policy), 1):
-            through = connection_of(policy)
+    policies = (
+        (PolicyKey(kind.kind, *Key.of(body)), body)
+        for kind, cache in ctx.policy_caches.items()
+        for body in cache.index(namespace_of).get(namespace)
+    )
+    for policy, body in policies:
+        for key in limited.first(policy, 1):
+            through = connection_of(body)
             if through not in free:
                 free[through] = _free_runs(through, namespace, ctx)
             if free[through] > 0:
@@ -208,11 +216,11 @@ def _free_runs(connection: Key, namespace: str, ctx: Context) -> int:
     return most - running_through(connection, namespace, ctx)
 
 
-def _limited_of(replay: Body | None) -> Key | None:
+def _limited_of(replay: Body | None) -> PolicyKey | None:
     """Return the policy of a Replay that waits for others to end; None for other Replays."""
     if replay is None or is_final(replay) or not is_limited(replay):
         return None
-    return policy_of(replay)
+    return PolicyKey.of(replay)
 
 
 def is_limited(run: Body) -> bool:
@@ -228,17 +236,11 @@ def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:
             controller.enqueue(Key.of(body))
 
 
-def _policy(replay: Key, ctx: Context) -> Key | None:
-    """Return the policy that a Replay refers to; None if the Replay was deleted."""
-    body = ctx.replays.get(replay)
-    return None if body is None else policy_of(body)
-
-
 def _connection(replay: Key, ctx: Context) -> Key | None:
     """Return the connection of a Replay's policy; None if one of them does not exist."""
-    policy = _policy(replay, ctx)
-    body = None if policy is None else ctx.policies.get(policy)
-    return None if body is None else connection_of(body)
+    body = ctx.replays.get(replay)
+    policy = None if body is None else ctx.find_policy(PolicyKey.of(body))
+    return None if policy is None else connection_of(policy)
 
 
 def _reported(replay: Body | None) -> tuple[bool, ...]:

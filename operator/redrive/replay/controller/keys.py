@@ -16,10 +16,10 @@ from redrive.api import Body
 from redrive.kube import resources
 from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.context import Context
-from redrive.kube.resources import MANAGED, Key
+from redrive.kube.resources import MANAGED, Key, PolicyKey
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
-from redrive.replay.controller.admission import Admitted, policy_of
+from redrive.replay.controller.admission import Admitted, retry_policy_of
 from redrive.replay.controller.launch import KEY_FILE
 from redrive.replay.evidence import KEY_BYTES, LedgerKey
 
@@ -80,7 +80,7 @@ def secret_of(replay: Body, key: LedgerKey) -> str:
 
     The Replays of a policy share it. Its name identifies the key, so its content never changes.
     """
-    return f"{policy_of(replay).name}-ledger-{key.id[:_ID_ROOM]}"
+    return f"{PolicyKey.of(replay).name}-ledger-{key.id[:_ID_ROOM]}"
 
 
 async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
@@ -89,7 +89,7 @@ async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
     Raises:
         KubernetesError: the API server refuses.
     """
-    policy = ctx.policies.get(policy_of(replay))
+    policy = retry_policy_of(replay, ctx.policies)
     owners = [] if policy is None else [resources.owner_reference(resources.POLICIES, policy)]
     label, value = MANAGED
     body = {
@@ -98,7 +98,7 @@ async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
         "metadata": {
             "name": secret_of(replay, key),
             "namespace": Key.of(replay).namespace,
-            "labels": {label: value, resources.POLICY_LABEL: policy_of(replay).name},
+            "labels": {label: value, resources.POLICY_LABEL: PolicyKey.of(replay).name},
             "ownerReferences": owners,
         },
         "type": "Opaque",

@@ -17,9 +17,9 @@ from redrive.api.replay_status import Phase, ReplayStatus, RunCounts
 from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, PolicyKey
 from redrive.policy.values import parse_duration
-from redrive.replay.controller.admission import is_dry_run, policy_of
+from redrive.replay.controller.admission import is_dry_run, retry_policy_of
 
 _LABELS = ("policy", "policy_namespace")
 MESSAGES = Counter(
@@ -76,7 +76,7 @@ def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> Non
     """
     if is_dry_run(replay):
         return
-    if ctx.policies.get(policy_of(replay)) is not None:
+    if retry_policy_of(replay, ctx.policies) is not None:
         for outcome in _OUTCOMES:
             count = max(0, getattr(status.run.counts, outcome) or 0)
             MESSAGES.labels(*_policy(replay), outcome).inc(count)
@@ -95,7 +95,7 @@ def counting(replays: Cache, policies: Cache) -> Iterator[None]:
     """
 
     def begin(replay: Body) -> None:
-        if not is_dry_run(replay) and policies.get(policy_of(replay)) is not None:
+        if not is_dry_run(replay) and retry_policy_of(replay, policies) is not None:
             for outcome in _OUTCOMES:
                 MESSAGES.labels(*_policy(replay), outcome)
 
@@ -209,5 +209,5 @@ def _phase(replay: Body) -> str:
 
 
 def _policy(replay: Body) -> tuple[str, str]:
-    key: Key = policy_of(replay)
-    return key.name, key.namespace
+    policy = PolicyKey.of(replay)
+    return policy.name, policy.namespace

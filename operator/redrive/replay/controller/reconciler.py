@@ -43,7 +43,7 @@ from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, KubernetesError, NotFoundError
 from redrive.kube.connections import key_of, shown_to
 from redrive.kube.context import Context
-from redrive.kube.resources import REQUESTED_BY, Key
+from redrive.kube.resources import REQUESTED_BY, Key, PolicyKey
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
@@ -55,7 +55,7 @@ from redrive.replay.controller.admission import (
     checked_spec,
     is_dry_run,
     is_final,
-    policy_of,
+    retry_policy_of,
     template_of,
 )
 from redrive.replay.controller.launch import JobApplication, key_source, pod_access
@@ -190,7 +190,7 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
         if reported.run.unsubscribed_topic:
             requeue = Requeue.BACKOFF  # a recreated topic has lost its rights
     except RedriveError as error:
-        policy = ctx.policies.get(policy_of(replay))
+        policy = ctx.find_policy(PolicyKey.of(replay))
         shown = error if policy is None else shown_to(policy, error)
         conditions, explained = explain(judged, shown)
         fields = explained | fields  # `fields` has the state of a run whose pods do not start
@@ -276,7 +276,7 @@ async def _record_result(
         ConflictError: the policy was changed meanwhile.
         KubernetesError: the status could not be written.
     """
-    policy = ctx.policies.get(policy_of(replay))
+    policy = retry_policy_of(replay, ctx.policies)
     if policy is None or is_dry_run(replay):
         return
     metadata, spec, run = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run

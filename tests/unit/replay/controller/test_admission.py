@@ -241,6 +241,15 @@ def test_job_has_each_part_of_the_selection() -> None:
     assert admit(replay(spec={"maxReplays": 3}), ctx()).job.choice == Choice(max_replays=3)
 
 
+def test_policies_of_one_name_differ_by_their_kind() -> None:
+    spec = {"policyRef": {"kind": "RocketMQRetryPolicy", "name": "orders"}}
+    other = launched(replay("other", spec={**spec, "target": {"type": "Source"}}))
+    with raises(Reason.OTHER_BROKER, match="got 'RocketMQRetryPolicy shop/orders'"):
+        admit(other, ctx())
+    context = ctx(replays=[other])
+    assert admit(replay(age=1), context).grants == ()
+
+
 def test_job_token_is_that_of_replay_role() -> None:
     token = admit(replay(), ctx()).identity.authentication.token
     assert token is not None
