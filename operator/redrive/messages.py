@@ -94,10 +94,13 @@ def schema_version(message: pulsar.Message) -> int | None:
     is `NO_VERSION`, which is never found, like a deleted version.
     """
     try:
-        written = message.schema_version().encode()
+        text = message.schema_version()
+        if not text:
+            return None
+        written = text.encode()
     except UnicodeDecodeError as error:  # the client decodes the bytes of the number as text
         written = error.object
-    return min(int.from_bytes(written, "big"), NO_VERSION) if written else None
+    return min(int.from_bytes(written, "big"), NO_VERSION)
 
 
 def size(message: pulsar.Message) -> int:

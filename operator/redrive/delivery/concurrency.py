@@ -475,15 +475,21 @@ _WATCH_EVERY_SECONDS = 1.0
 
 
 class _WatchedCall:
-    """A call of `SendWatchdog`, until the end of its `with` block."""
+    """A call of `SendWatchdog`, until the end of its `with` block.
 
-    __slots__ = ("_calls",)
+    Attributes:
+        given_up: True once it took too long.
+    """
 
-    def __init__(self, calls: dict[object, tuple[float, Callable[[], None]]]) -> None:
+    __slots__ = ("_calls", "give_up", "given_up")
+
+    def __init__(self, calls: dict[_WatchedCall, float], give_up: Callable[[], None]) -> None:
         self._calls = calls
+        self.give_up = give_up
+        self.given_up = False
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._calls.pop(self, None)
@@ -497,7 +503,7 @@ class SendWatchdog:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._calls: dict[_WatchedCall, float] = {}  # until when
         self._next_look = 0.0
         self._sooner = threading.Event()
         self._closed = False
@@ -509,8 +515,8 @@ class SendWatchdog:
         if self._thread is None:
             self._start()
         end = time.monotonic() + seconds
-        call = _WatchedCall(self._calls)
-        self._calls[call] = end, give_up
+        call = _WatchedCall(self._calls, give_up)
+        self._calls[call] = end
         if end < self._next_look:  # seldom: most calls have a second, within which it looks anyway
             self._sooner.set()
         return call
@@ -539,11 +545,12 @@ class SendWatchdog:
             # First: a call that begins meanwhile, and ends before that, sets `_sooner`.
             self._next_look = now + _WATCH_EVERY_SECONDS
             # A copy, made in one step: calls begin and end meanwhile.
-            for call, (end, give_up) in list(self._calls.items()):
+            for call, end in list(self._calls.items()):
                 if end > now:
                     self._next_look = min(self._next_look, end)
                 elif self._calls.pop(call, None) is not None:
-                    give_up()
+                    call.given_up = True
+                    call.give_up()
             self._sooner.wait(max(0.0, self._next_look - now))
 
 

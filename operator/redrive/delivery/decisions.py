@@ -300,18 +300,16 @@ class Decisions:
     def _failure(
         self, message: pulsar.Message, error: BaseException | None, *, raised: bool
     ) -> Failure:
-        policy, attempt = self.policy(), self.attempts.of(message)
-        cause = None if error is None else self._cause(error, attempt)
+        policy, attempt, cause = self.policy(), self.attempts.of(message), None
+        if error is not None:
+            cause = Cause.from_error(
+                error,
+                failed_at=self.clock.now(),
+                consumer=self.consumer,
+                attempt=attempt.number,
+                redact=self.redact,
+            )
         return Failure(attempt, policy, error, cause, raised)
-
-    def _cause(self, error: BaseException, attempt: Attempt) -> Cause:
-        return Cause.from_error(
-            error,
-            failed_at=self.clock.now(),
-            consumer=self.consumer,
-            attempt=attempt.number,
-            redact=self.redact,
-        )
 
 
 def _settlement(message: pulsar.Message, failure: Failure, decide: Decide) -> Settlement:
@@ -335,5 +333,4 @@ def _end(message: pulsar.Message, failure: Failure, reason: DeadReason, failed: 
     return _settlement(message, failure, lambda policy: end(policy, reason, failed))
 
 
-def _luck() -> float:
-    return random.random()  # noqa: S311 - spreads load, keeps no secret
+_luck = random.random  # spreads load, keeps no secret

@@ -75,7 +75,7 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
     Raises:
         NotCopyableError: the message has properties that can't be copied.
     """
-    marks: dict[str, str] = {}
+    marks = None
     if failure.not_copied:
         marks = {
             NOT_COPIED: ",".join(sorted(failure.not_copied)),
@@ -89,8 +89,10 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
         texts, failure.attempt,
         policy=failure.policy, verdict=verdict, cause=failure.cause,
     )  # fmt: skip
+    if marks:
+        properties |= marks
     delay = verdict.delay if isinstance(verdict, Retry) else None
-    return Hop(message, destination(verdict, failure.policy), properties | marks, delay)
+    return Hop(message, destination(verdict, failure.policy), properties, delay)
 
 
 def destination(verdict: object, policy: Policy) -> TopicName:
@@ -105,7 +107,8 @@ def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId | None:
         NotSentError: no receipt came for it; it may have been stored anyway. The same message keeps
             its identity when it is sent again.
     """
-    return outgoing.send(hop.topic, hop.message, dict(hop.properties), hop.deliver_after)
+    properties = hop.properties if type(hop.properties) is dict else dict(hop.properties)
+    return outgoing.send(hop.topic, hop.message, properties, hop.deliver_after)
 
 
 def _properties(message: pulsar.Message) -> dict[str, str]:
@@ -306,17 +309,18 @@ class Producers:
             "event_timestamp": message.event_timestamp(),
             "deliver_after": deliver_after,
         }
-        route = self._kept(copied)
+        route = self._kept(copied) if copied in self._in_doubt else None
         if route is None:
             version = schema_version(message)
             schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
             partition = self._partition(topic, order or key)
             route = self._new(_Destination(topic, partition, schema))
-        # The client refused it as too big: nothing was sent.
-        with contextlib.suppress(pulsar.MessageTooBig):
-            return self._send(route, copied, content, fields)
         try:
-            return self._send(self._new(route.to._replace(large=True)), copied, content, fields)
+            return self._send(route, copied, content, fields)
+        except pulsar.MessageTooBig:  # by the client: nothing was sent
+            large = self._new(route.to._replace(large=True))
+        try:
+            return self._send(large, copied, content, fields)
         except pulsar.MessageTooBig as error:
             raise TooBigError(
                 f"the properties of a message are too big for {topic}",
@@ -375,8 +379,6 @@ class Producers:
 
     def _kept(self, copied: _Copied) -> _Route | None:
         """Return the sender of an earlier send of the same copy, which got no receipt."""
-        if copied not in self._in_doubt:
-            return None
         names = self._names(copied[0])
         with self._changing:
             route = self._in_doubt.pop(copied, None)

@@ -439,6 +439,8 @@ class AtWork:
 
     def note_settlement(self, message: pulsar.Message) -> None:
         """Note that the settlement of *message* begins, before it can come again."""
+        if not self.calls:
+            return
         with self._noting:
             for number in self._calls_of(message):
                 self.settled.setdefault(number, []).append(message)

@@ -427,7 +427,7 @@ class Reporting(Middleware):
         self, settlement: Settlement, failure: Failure, receipt: pulsar.MessageId | None
     ) -> None:
         message, verdict, _ = settlement
-        origin, previous = failure.attempt.origin, message_id_text(message)
+        origin = failure.attempt.origin
         match verdict:
             case Retry():
                 self._moved(Name.RETRIED, message, verdict, failure, receipt)
@@ -443,7 +443,7 @@ class Reporting(Middleware):
                 self._report(
                     Name.DISCARDED, message, failure,
                     "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
-                    reason, origin, previous, failed,
+                    reason, origin, message_id_text(message), failed,
                     reason=reason,
                 )  # fmt: skip
 

@@ -227,15 +227,11 @@ class PartitionSender:
         fields: Mapping[str, Any],
         timeout: float,
     ) -> pulsar.MessageId:
-        given_up: list[bool] = []
-
-        def give_up() -> None:
-            given_up.append(True)
-            in_background(functools.partial(leave, producer))
-
+        give_up = functools.partial(in_background, functools.partial(leave, producer))
+        call = self._watchdog.during(timeout, give_up)
         was_in_doubt, self.in_doubt = self.in_doubt, True
         try:
-            with self._watchdog.during(timeout, give_up):
+            with call:
                 # Not send_async: each call of it leaks some hundred bytes in the client.
                 return producer.send(content, sequence_id=self._sequence_id, **fields)
         except pulsar.MessageTooBig:
@@ -245,7 +241,7 @@ class PartitionSender:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException as error:
             self.close()
-            if given_up:
+            if call.given_up:
                 raise pulsar.Timeout("no answer") from error
             raise
 

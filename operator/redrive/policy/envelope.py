@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -194,19 +194,19 @@ class Cause:
             msg = f"the cause must be an exception: got {error!r}; give what the handler raised"
             raise TypeError(msg)
         try:
-            chain = tuple(
+            raised = [
                 _Raised(*_names(type(e)), _shown(_text(e), redact), _calls(e.__traceback__))
                 for e in _chain(error)
-            )
+            ]
         except PROCESS_ERRORS:
             raise
         except BaseException:  # noqa: BLE001 - the exception itself may be broken
             name = class_name(error)
-            chain = (_Raised(name, name, "", ()),)
-        fingerprint, trace = _described(chain)
+            raised = [_Raised(name, name, "", ())]
+        fingerprint, trace = _described(tuple(raised))
         return cls(
-            type=chain[0].name,
-            message=chain[0].text,
+            type=raised[0].name,
+            message=raised[0].text,
             failed_at=failed_at,
             consumer=consumer,
             attempt=attempt,
@@ -298,15 +298,16 @@ def _shown(text: str, redact: Callable[[str], str]) -> str:
     return redact(text) if len(text) <= longest else redact(text[:longest])[:-_EDGE]
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error* and its causes."""
-    following: BaseException | None = error
-    for _ in range(_MAX_CHAIN):
+def _chain(error: BaseException) -> Sequence[BaseException]:
+    """Return *error* and its causes."""
+    chain = [error]
+    while len(chain) < _MAX_CHAIN:
+        hidden = error.__suppress_context__
+        following = error.__cause__ or (None if hidden else error.__context__)
         if following is None:
-            return
-        yield following
-        hidden = following.__suppress_context__
-        following = following.__cause__ or (None if hidden else following.__context__)
+            break
+        chain.append(error := following)
+    return chain
 
 
 _Call = tuple[str, int]
@@ -356,6 +357,7 @@ def _trace(chain: Sequence[_Raised]) -> str:
     return "\n".join(lines)
 
 
+@functools.lru_cache
 def _is_own(module: str) -> bool:
     """Return True for a module of redrive.
 
@@ -443,7 +445,7 @@ class Attempt:
             schema_version = _number(properties, SCHEMA_VERSION)
         return cls(
             reconsume_times=reconsume_times(properties) if retried else 0,
-            origin=origin if ORIGIN_FORM.fullmatch(origin) else message_id,
+            origin=origin if origin and ORIGIN_FORM.fullmatch(origin) else message_id,
             first_failed_at=parse_moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
             cause=Cause.read(properties),
             schema_version=schema_version,

@@ -310,11 +310,11 @@ def after_error(  # noqa: PLR0913 - the inputs of a verdict
         luck: random number for this failure, from 0 to 1; see `Ladder.delay`.
     """
     failures = reconsume_times + 1
-    exceptions = parts(error)
-    later = [part.delay for part in exceptions if is_a(part, RetryLater)]
-    if any(is_a(part, DeadLetter) for part in exceptions):
+    requests = [part for part in parts(error) if is_a(part, (DeadLetter, RetryLater))]
+    if any(is_a(part, DeadLetter) for part in requests):
         return end(policy, DeadReason.REQUESTED, failures)
-    if later:
+    if requests:
+        later = [part.delay for part in requests if is_a(part, RetryLater)]
         delay = max(filter(None, later), default=None)
     elif rules.retries(error):
         delay = rules.delay(error)

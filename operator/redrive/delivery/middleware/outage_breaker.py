@@ -148,7 +148,8 @@ class OutageGuard(Middleware):
         self._policy = policy
         self._reporting = reporting
         self._circuits: OrderedDict[str, Circuit[pulsar.Message]] = OrderedDict()
-        self._limits = self._limits_of(policy())
+        self._followed = policy()
+        self._limits = self._limits_of(self._followed)
         self._open: dict[str, Circuit[pulsar.Message]] = {}
         # By message whose hop could not be sent, and is repeated: its error, which is counted.
         self._unsent: dict[str, BaseException | None] = {}
@@ -325,7 +326,10 @@ class OutageGuard(Middleware):
 
     def _follow(self, policy: Policy) -> None:
         """Use the limits of *policy*, which may have changed."""
+        if policy is self._followed:
+            return
         limits = self._limits_of(policy)
+        self._followed = policy
         if limits == self._limits:
             return
         with self._changing:
