@@ -213,7 +213,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
             chain.append(Sequencing(parts, sequence_log, attempts, in_force_now, follow))
         if in_force_now().ordered:
-            chain.append(KeyOrdering(parts, by_topic=sequence_log is not None))
+            chain.append(KeyOrdering(parts, in_force_now, by_topic=sequence_log is not None))
         processor = Processor(
             parts, decisions, chain, reporting, guard, handle_again=handle_again_when_unsent
         )

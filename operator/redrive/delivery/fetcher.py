@@ -188,6 +188,16 @@ class Fetcher:
             heapq.heappush(self._again, entry)
         self._waking.put()
 
+    def hasten(self, message: pulsar.Message) -> None:
+        """Hand *message* out at once if it waits to be handed out once more."""
+        with self._changing:
+            self._again = [
+                (time.monotonic(), number, waiting) if waiting is message else (due, number, waiting)
+                for due, number, waiting in self._again
+            ]
+            heapq.heapify(self._again)
+        self._waking.put()
+
     def hold_new(self, holder: object, *, held: bool) -> None:
         """Hand out only repeated messages while *held* by any *holder*."""
         if held:

@@ -114,6 +114,9 @@ class Incoming(Protocol):
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Deliver *message* again after so many seconds; it stays unacknowledged."""
 
+    def hasten(self, message: pulsar.Message) -> None:
+        """Deliver *message* at once if it waits to be delivered again."""
+
     def sleep(self, seconds: float) -> None:
         """Wait, at most until `stop`."""
 

@@ -370,6 +370,14 @@ class _Incoming:
         due = self._broker.clock.now() + timedelta(seconds=seconds)
         heapq.heappush(self._again, (due, next(self._numbers), message))
 
+    def hasten(self, message: pulsar.Message) -> None:
+        now = self._broker.clock.now()
+        self._again = [
+            (now, number, waiting) if waiting is message else (due, number, waiting)
+            for due, number, waiting in self._again
+        ]
+        heapq.heapify(self._again)
+
     def hold_new(self, holder: object, *, held: bool) -> None:
         (self._holders.add if held else self._holders.discard)(holder)
 

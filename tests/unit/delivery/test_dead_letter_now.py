@@ -10,6 +10,7 @@ import pulsar
 import pytest
 
 from redrive import Policy, PolicyFile
+from redrive.delivery.middleware.scheduling import REQUESTS_READ_EVERY_SECONDS
 from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.envelope import DEAD_REASON, RECONSUMETIMES
@@ -21,7 +22,7 @@ POLICY = Policy(
     "persistent://shop/prod/orders",
     "fulfilment",
     max_retries=16,
-    ladder=Ladder.from_fixed("1m"),
+    ladder=Ladder.from_fixed("70s"),  # the requests are read every minute
 )
 ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
 
@@ -63,6 +64,29 @@ def test_named_message_is_dead_at_its_next_failure(tmp_path: Path, policy: Polic
     assert len(handled) == 20
     assert all(when < timedelta(minutes=3) for when in handled)
     assert (min(handled) >= timedelta(minutes=2)) is policy.ordered
+    assert consumer.broker.unsettled() == []
+
+
+def test_request_ends_the_wait_of_a_blocked_key(tmp_path: Path) -> None:
+    policies = Policies(tmp_path, replace(ORDERED, ladder=Ladder.from_fixed("2h")))
+    consumer = InMemoryConsumer(PolicyFile(policies.path))
+    origin = id_text(consumer.send(b"poison", partition_key="k"))
+    consumer.send(b"behind", partition_key="k")
+    consumer.send(b"other", partition_key="other")
+    began, handled = consumer.broker.clock.now(), {}
+
+    def handle(message: pulsar.Message) -> None:
+        if message.data() == b"poison":
+            raise ValueError
+        if message.data() == b"other":  # the poison has failed
+            policies.end_now(origin)
+        handled[message.data()] = consumer.broker.clock.now() - began
+
+    consumer.run(handle)
+    (letter,) = consumer.dead_letters
+    assert letter.properties()[DEAD_REASON] == "Requested"
+    assert letter.properties()[RECONSUMETIMES] == "2"
+    assert handled[b"behind"] <= timedelta(seconds=REQUESTS_READ_EVERY_SECONDS)
     assert consumer.broker.unsettled() == []
 
 

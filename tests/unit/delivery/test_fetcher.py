@@ -63,6 +63,14 @@ def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  #
     assert sorted(messages.get(timeout=30) for _ in takers) == ["a", "b", "c"]
 
 
+def test_hastened_message_is_handed_out_at_once(fetcher: Any) -> None:  # noqa: ANN401
+    for message, seconds in (("later", 60), ("waiting", 90)):
+        fetcher.again(message, seconds)
+    fetcher.hasten("waiting")
+    fetcher.hasten("not waiting")
+    assert [fetcher.take(0), fetcher.take(0)] == ["waiting", None]
+
+
 def test_thread_that_stops_waiting_wakes_another(fetcher: Any) -> None:  # noqa: ANN401
     fetcher.again("a", 60)
     assert fetcher.take(0) is None

@@ -35,7 +35,7 @@ from redrive.delivery.middleware.chain import (
 from redrive.delivery.parts import Clock, Incoming, Parts
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text, sequence_key
-from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS
+from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, Policy
 from redrive.policy.verdict import Retry
 
 
@@ -161,6 +161,8 @@ _OUT_OF_TIME = ""
 BLOCKED_AFTER_SECONDS = 10.0
 """A key is published as blocked once it has waited this long, or at once if its next attempt is
 later than that. Publications are as far apart."""
+REQUESTS_READ_EVERY_SECONDS = 60.0
+"""How often the requests to dead-letter a message are read while a key is blocked."""
 _MAX_CAUSE = 64
 
 
@@ -174,6 +176,7 @@ class _BlockedKey:
         due: time from which the key is published, of the same clock.
     """
 
+    message: pulsar.Message
     since: datetime
     began: float
     due: float
@@ -187,13 +190,19 @@ class BlockedKeys:
 
     A key is published as a hash with a random key of this process: a status is readable for more
     people than messages are. A timer publishes, so that no key has to wait for another message.
+    A request to dead-letter the failed message ends its wait: its next attempt begins at once.
 
     Args:
+        policy: returns the policy in force, which has the requests.
         waiting: returns the number of messages of a key that the consumer has.
     """
 
-    def __init__(self, parts: Parts, waiting: Callable[[str], int]) -> None:
+    def __init__(
+        self, parts: Parts, policy: Callable[[], Policy], waiting: Callable[[str], int]
+    ) -> None:
         self._clock = parts.clock
+        self._incoming = parts.incoming
+        self._policy = policy
         self._reporter = parts.outage_reporter
         self._waiting = waiting
         self._secret = os.urandom(16)
@@ -201,9 +210,10 @@ class BlockedKeys:
         self._published: set[str] = set()
         self._has_changed = False  # one of the published keys
         self._next = self._clock.monotonic()
-        self._awaited: float | None = None
+        self._awaited: float | None = None  # moment of the next publication
+        self._read_requests_at = self._next
         self._changing = threading.Lock()
-        self._timer = parts.timer(self._next_due, self._publish)
+        self._timer = parts.timer(self._next_due, self._fire)
 
     def block(self, key: str, settlement: Settlement, delay: timedelta) -> None:
         """Note that a key waits *delay* for the retry of a failed message."""
@@ -214,6 +224,7 @@ class BlockedKeys:
             began = now if before is None else before.began
             is_long = now + delay.total_seconds() >= began + BLOCKED_AFTER_SECONDS
             self._keys[key] = _BlockedKey(
+                message=settlement.message,
                 since=self._clock.now() if before is None else before.since,
                 began=began,
                 due=now if is_long else began + BLOCKED_AFTER_SECONDS,
@@ -254,12 +265,24 @@ class BlockedKeys:
                 keys = self._keys.items()
                 dues += [key.due for name, key in keys if name not in self._published]
             self._awaited = max(self._next, min(dues)) if dues else None
-            return self._awaited
+            moments = [self._awaited, self._read_requests_at if self._keys else None]
+            return min((moment for moment in moments if moment is not None), default=None)
 
-    def _publish(self) -> None:
+    def _fire(self) -> None:
+        now = self._clock.monotonic()
+        if self._awaited is not None and self._awaited <= now:
+            self._publish(now)
+        if self._read_requests_at <= now:
+            self._read_requests_at = now + REQUESTS_READ_EVERY_SECONDS
+            requested = self._policy().dead_letter_now
+            with self._changing:
+                keys = [key for key in self._keys.values() if key.origin in requested]
+            for key in keys:
+                self._incoming.hasten(key.message)
+
+    def _publish(self, now: float) -> None:
         import json  # noqa: PLC0415 - most consumers have no order, or no blocked key
 
-        now = self._clock.monotonic()
         with self._changing:
             due = [(name, key) for name, key in self._keys.items() if key.due <= now]
             shown = due[:MAX_BLOCKED_KEYS]
@@ -290,17 +313,18 @@ class KeyOrdering(Middleware):
 
     Args:
         parts: source of the messages, and publication of the keys that wait for a retry.
+        policy: returns the policy in force.
         by_topic: True if each topic has an order of its own: replayed dead letters must not wait
             for messages that follow them.
     """
 
-    def __init__(self, parts: Parts, *, by_topic: bool) -> None:
+    def __init__(self, parts: Parts, policy: Callable[[], Policy], *, by_topic: bool) -> None:
         self._incoming = parts.incoming
         self._by_topic = by_topic
         self._clock = parts.clock
         # By key and id; the first message is in-flight.
         self._queues: dict[str, dict[str, pulsar.Message]] = {}
-        self._blocked = BlockedKeys(parts, waiting=lambda key: len(self._queues.get(key, ())))
+        self._blocked = BlockedKeys(parts, policy, lambda key: len(self._queues.get(key, ())))
         self._held = 0
         self._at_work: dict[int, str | None] = {}  # by message: its key if it is settled
         self._taking = threading.Lock()

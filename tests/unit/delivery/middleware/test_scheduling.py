@@ -50,7 +50,7 @@ class Consumer:
             outage_reporter=self,
             timer=partial(VirtualTimer, self.clock),
         )
-        ordering = KeyOrdering(cast("Parts", parts), by_topic=False)
+        ordering = KeyOrdering(cast("Parts", parts), lambda: POLICY, by_topic=False)
         self.receive = ordering.receive(self._take)
         self.settle = ordering.settle(lambda _: None)
         self.ordering = ordering
