@@ -53,11 +53,7 @@ class ConsumerStoppedError(RedriveError):
 
 
 def check_open(*, closed: bool) -> None:
-    """Pass if a consumer was not *closed*.
-
-    Raises:
-        ConsumerStoppedError: it was.
-    """
+    """Raise `ConsumerStoppedError` if a consumer was *closed*."""
     if closed:
         raise ConsumerStoppedError("this consumer was closed", remedy="make a new one to continue")
 
@@ -184,18 +180,14 @@ class Fetcher:
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
         with self._changing:
-            entry = (time.monotonic() + seconds, next(self._numbers), message)
-            heapq.heappush(self._again, entry)
+            heapq.heappush(self._again, (time.monotonic() + seconds, next(self._numbers), message))
         self._waking.put()
 
     def hasten(self, message: pulsar.Message) -> None:
         """Hand *message* out at once if it waits to be handed out once more."""
         with self._changing:
-            self._again = [
-                (time.monotonic(), number, waiting) if waiting is message else (due, number, waiting)
-                for due, number, waiting in self._again
-            ]
-            heapq.heapify(self._again)
+            entries = [(0.0 if one is message else due, n, one) for due, n, one in self._again]
+            self._again = sorted(entries)  # which is a heap
         self._waking.put()
 
     def hold_new(self, holder: object, *, held: bool) -> None:
@@ -258,8 +250,7 @@ class Fetcher:
         while True:
             self._check_running()
             remaining = None if end is None else max(0.0, end - time.monotonic())
-            pause = self._pause
-            if pause is not None:
+            if (pause := self._pause) is not None:
                 if not pause.wait(remaining):
                     return None
                 continue
@@ -273,11 +264,8 @@ class Fetcher:
     def _until_due(self, longest: float | None) -> float | None:
         """Return how long to wait at most: until a message is due, but no longer than *longest*."""
         with self._changing:
-            due = self._again[0][0] if self._again else None
-        if due is None:
-            return longest
-        wait = max(0.0, due - time.monotonic())
-        return wait if longest is None else min(longest, wait)
+            waits = [max(0.0, due - time.monotonic()) for due, _, _ in self._again[:1]]
+        return min(waits if longest is None else [longest, *waits], default=None)
 
     def _due(self) -> pulsar.Message | None:
         with self._changing:

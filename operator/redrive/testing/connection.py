@@ -372,11 +372,9 @@ class _Incoming:
 
     def hasten(self, message: pulsar.Message) -> None:
         now = self._broker.clock.now()
-        self._again = [
-            (now, number, waiting) if waiting is message else (due, number, waiting)
-            for due, number, waiting in self._again
-        ]
-        heapq.heapify(self._again)
+        self._again = sorted(
+            (now if other is message else due, *rest, other) for due, *rest, other in self._again
+        )
 
     def hold_new(self, holder: object, *, held: bool) -> None:
         (self._holders.add if held else self._holders.discard)(holder)

@@ -162,7 +162,7 @@ BLOCKED_AFTER_SECONDS = 10.0
 """A key is published as blocked once it has waited this long, or at once if its next attempt is
 later than that. Publications are as far apart."""
 REQUESTS_READ_EVERY_SECONDS = 60.0
-"""How often the requests to dead-letter a message are read while a key is blocked."""
+"""Time between readings of the requests to dead-letter a message, while a key is blocked."""
 _MAX_CAUSE = 64
 
 
