@@ -106,8 +106,7 @@ class Fetcher:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        message = self.ready(receive=True)
-        if message is not None:
+        if (message := self.ready(receive=True)) is not None:
             return message
         end = None if timeout is None else time.monotonic() + timeout
         message = self._wait(end)
@@ -132,6 +131,11 @@ class Fetcher:
             except IndexError:  # another taker was faster
                 pass
         return self._next() if receive else None
+
+    @property
+    def waiting(self) -> deque[pulsar.Message]:
+        """Return the messages that `ready` would return next; none if topics take turns."""
+        return self._turn[0].handed_over if len(self._turn) == 1 else deque()
 
     @property
     def received(self) -> int:
@@ -272,9 +276,8 @@ class Fetcher:
             if not self._again or self._again[0][0] > time.monotonic():
                 return None
             _, _, message = heapq.heappop(self._again)
-        for topic in self._topics:
-            if topic.early:  # with messages
-                message = topic.early.release(message)
+        for early in (topic.early for topic in self._topics if topic.early):  # with messages
+            message = early.release(message)
         return message
 
     def flows(self, topic: TopicFetcher) -> None:
@@ -308,9 +311,8 @@ class Fetcher:
         self._waking.put()
 
     def _close_at_exit(self) -> None:
-        if self._owner.is_parent:
-            return
-        self.close(Deadline(CLOSE_TIMEOUT))
+        if not self._owner.is_parent:
+            self.close(Deadline(CLOSE_TIMEOUT))
 
     def _check_running(self) -> None:
         if self._stopping:
@@ -405,8 +407,7 @@ class TopicFetcher:
     @property
     def name(self) -> str:
         """Return the name of the topic."""
-        name: str = self._consumer.topic()
-        return name
+        return str(self._consumer.topic())
 
     @property
     def connected(self) -> bool:

@@ -11,6 +11,7 @@ import functools
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,10 @@ class Incoming(Protocol):
     @property
     def received(self) -> int:
         """Return the number of messages received from the client."""
+
+    @property
+    def waiting(self) -> deque[pulsar.Message]:
+        """Return messages that could be taken after one that was `ready`, without waiting."""
 
     @property
     def connected(self) -> bool:

@@ -24,6 +24,7 @@ attempt:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -87,6 +88,7 @@ class Processor:
         late: reports a message that was handled well, but after its time.
         one_attempt: for consumers that call handlers.
         ready: returns the next message if that takes no waiting; None if middleware may wait then.
+            See also `add_ready`.
 
     Args:
         guard: the one of *middleware* that pauses the consumer in outages; None without one.
@@ -137,6 +139,10 @@ class Processor:
             self.ready = None if self.ready is None else wrapper.ready(self.ready)
             succeed = None if succeed is None else wrapper.acknowledge(succeed)
         self._wrapped = succeed is None
+        wraps_ready = any(
+            m is not guard and type(m).ready is not Middleware.ready for m in middleware
+        )
+        self._has_batches = self.ready is not None and not wraps_ready
         self.acknowledge: Acknowledge = succeed or self._settle_done
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
@@ -267,6 +273,19 @@ class Processor:
             return message
         self._copy_dropped(message)
         return None
+
+    def add_ready(self, messages: list[pulsar.Message], size: int) -> None:
+        """Add messages that need no wait, up to *size*, right after one that was `ready`."""
+        if not self._has_batches or self._settled_at_work:
+            return
+        waiting, begin = self.parts.incoming.waiting, self._in_flight.begin
+        with contextlib.suppress(IndexError):  # no more, or another taker was faster
+            while len(messages) < size:
+                message = waiting.popleft()
+                if begin(message):
+                    messages.append(message)
+                else:
+                    self._copy_dropped(message)
 
     def _accepts(self, message: pulsar.Message) -> bool:
         accepted = self._in_flight.begin(message)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from queue import Empty, Queue
@@ -335,6 +336,10 @@ class _Incoming:
 
     def ready(self) -> pulsar.Message | None:
         return None  # all are taken in virtual time
+
+    @property
+    def waiting(self) -> deque[pulsar.Message]:
+        return deque()
 
     def _next(self, end: datetime | None) -> pulsar.Message | None:
         clock = self._broker.clock

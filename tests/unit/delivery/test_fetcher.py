@@ -379,6 +379,21 @@ def test_receive_accepts_an_unlimited_timeout() -> None:
         assert consumer.receive(timedelta.min) is None
 
 
+def test_batches_take_each_message_of_a_burst_in_order() -> None:
+    client, contents = FakeClient(), [b"%d" % number for number in range(400)]
+    with RetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        for topic in cast("Any", consumer)._assembled.parts.incoming._topics:  # noqa: SLF001
+            topic._fast = True  # noqa: SLF001 - however slow the machine is
+        client.deliver(POLICY.topic, *contents)
+        batches = [consumer.receive_batch(100, 30) for _ in range(4)]
+        messages = [message for batch in batches for message in batch]
+        assert [message.data() for message in messages] == contents
+        assert consumer.in_flight == 400
+        for message in messages:
+            consumer.acknowledge(message)
+        assert consumer.in_flight == 0
+
+
 def test_timer_accepts_an_unlimited_time_and_an_earlier_one() -> None:
     ack_timeouts = AckTimeouts(timedelta.max, SystemClock())
     ack_timeouts.begin(object())

@@ -183,8 +183,11 @@ class Receiver(PolicyConsumer):
         try:
             while len(messages) < size:
                 message = None if ready is None else ready()
-                if message is None:
-                    message = processor.receive(max(0.0, end - monotonic()))
+                if message is not None:
+                    messages.append(message)
+                    processor.add_ready(messages, size)
+                    continue
+                message = processor.receive(max(0.0, end - monotonic()))
                 if message is None:
                     break
                 messages.append(message)
