@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from redrive.admin.errors import BrokerFailedError
 from redrive.admin.rocketmq import Master, RocketMQReply, RocketMQSession
 
-_PULL, _HEARTBEAT, _SEND_BACK, _SEND, _PUT_USER = 11, 34, 36, 310, 3001
+_PULL, _HEARTBEAT, _SEND_BACK, _SEND, _PUT_USER, _PUT_ACL = 11, 34, 36, 310, 3001, 3006
 
 
 async def call(
@@ -35,6 +35,19 @@ async def create_user(
     user = {"username": name, "password": secret, "userType": kind, "userStatus": "enable"}
     await call(session, master, _PUT_USER, json.dumps(user).encode(), username=name)
     return secret
+
+
+async def allow(
+    session: RocketMQSession, master: Master, user: str, rights: Mapping[str, list[str]]
+) -> None:
+    """Give a user rights: actions by resource, such as `Topic:orders`."""
+    entries = [
+        {"resource": resource, "actions": actions, "decision": "Allow"}
+        for resource, actions in rights.items()
+    ]
+    subject = f"User:{user}"
+    acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
+    await call(session, master, _PUT_ACL, json.dumps(acl).encode(), subject=subject)
 
 
 async def send(

@@ -49,6 +49,9 @@ from redrive.reasons import Reason
 CALL_SECONDS = 10.0
 """Time-out of a connection attempt, and of a call."""
 MAX_FRAME = 2**18
+MAX_PULLED = 2**25
+"""Maximum size of an answer with messages. A broker sends one message of any size that it permits,
+or several of 256 KiB together."""
 MAX_ADDRESSES = 4
 MAX_HEADER = 2**16
 MAX_FRAMES = 16
@@ -56,6 +59,8 @@ MAX_FRAMES = 16
 MAX_MASTERS = 64
 MAX_QUEUES = 1_024
 _MAX_OFFSET = 2**63 - 1
+_WITH_SUBSCRIPTION = 4
+"""Flag of a pull that has its filter of tags, and waits for no messages."""
 _VERSION = 505
 """Version of the protocol that calls name: RocketMQ 5.5."""
 _INTEGER_KEY = re.compile(r"(?<=[{,])(\d{1,19})(?=:)")
@@ -65,6 +70,7 @@ _INTEGER_KEY = re.compile(r"(?<=[{,])(\d{1,19})(?=:)")
 class _Call(enum.IntEnum):
     """Codes of calls."""
 
+    PULL = 11
     PUT_TOPIC = 17
     BROKER_CONFIG = 26
     RUNTIME_INFO = 28
@@ -81,6 +87,9 @@ class _Call(enum.IntEnum):
 
 _WRITES = frozenset({_Call.PUT_TOPIC, _Call.PUT_GROUP, _Call.DELETE_GROUP, _Call.DELETE_TOPIC})
 _SYSTEM_BUSY, _NO_PERMISSION = 2, 16
+_NO_MESSAGES = frozenset({19, 20, 21})
+"""Codes of answers to a pull without messages: none at the offset, none there yet, and an offset
+that the broker has deleted. Each has the next offset."""
 _MISSING = frozenset({17, 26, 206})
 """Codes of answers about a missing topic or group, and a group without consumers."""
 
@@ -215,7 +224,8 @@ class RocketMQSession:
                 link = await self._link(server.address, access.tls)
                 if self._admin.fence is not None and code in _WRITES:
                     self._admin.fence.check()
-                result, remark, answer = await link.call(code, header, body)
+                most = MAX_PULLED if code is _Call.PULL else MAX_FRAME
+                result, remark, answer = await link.call(code, header, body, most)
         except ssl.SSLCertVerificationError as error:
             raise AdminError(
                 f"the certificate of {server} is not trusted, or is for another host",
@@ -231,7 +241,7 @@ class RocketMQSession:
                 got=type(error).__name__,
                 remedy="check the address, the network and the server",
             ) from error
-        if result == 0:
+        if result == 0 or (code is _Call.PULL and result in _NO_MESSAGES):
             return answer
         raise _refusal(f"{server} refused to {doing}", result, remark)
 
@@ -354,15 +364,49 @@ class RocketMQSession:
 
     async def count(self, master: Master, topic: str, queues: int) -> int:
         """Return the number of messages that a master keeps of a topic."""
-        total = 0
-        for queue in range(min(queues, MAX_QUEUES)):
-            ends = []
-            for code in (_Call.MIN_OFFSET, _Call.MAX_OFFSET):
-                doing = f"read offsets of topic {topic}"
-                answer = await self._call(master, code, doing, topic=topic, queueId=queue)
-                ends.append(_number(answer.fields.get("offset"), _MAX_OFFSET, master.address))
-            total += max(ends[1] - ends[0], 0)
-        return total
+        offsets = [
+            await self.offsets(master, topic, queue) for queue in range(min(queues, MAX_QUEUES))
+        ]
+        return sum(map(len, offsets))
+
+    async def offsets(self, master: Master, topic: str, queue: int) -> range:
+        """Return the offsets of the messages that a master keeps of a queue."""
+        ends = []
+        for code in (_Call.MIN_OFFSET, _Call.MAX_OFFSET):
+            doing = f"read offsets of topic {topic}"
+            answer = await self._call(master, code, doing, topic=topic, queueId=queue)
+            ends.append(_number(answer.fields.get("offset"), _MAX_OFFSET, master.address))
+        return range(*ends)
+
+    async def pull(  # noqa: PLR0913, PLR0917  a position, and a group that may read there
+        self, master: Master, topic: str, queue: int, offset: int, group: str, count: int = 32
+    ) -> tuple[bytes, int]:
+        """Return stored messages of a queue from an offset on, and the offset that follows them.
+
+        No offset of the group is changed. The broker may have deleted messages at the offset.
+
+        Args:
+            group: may read the topic.
+            count: maximum number of messages.
+        """
+        answer = await self._call(
+            master,
+            _Call.PULL,
+            f"read topic {topic}",
+            consumerGroup=group,
+            topic=topic,
+            queueId=queue,
+            queueOffset=offset,
+            maxMsgNums=count,
+            sysFlag=_WITH_SUBSCRIPTION,
+            commitOffset=0,
+            suspendTimeoutMillis=0,
+            subscription="*",
+            subVersion=0,
+            expressionType="TAG",
+        )
+        following = _number(answer.fields.get("nextBeginOffset"), _MAX_OFFSET, master.address)
+        return answer.body, following
 
 
 class _Link:
@@ -399,9 +443,12 @@ class _Link:
         self._writer.close()
 
     async def call(
-        self, code: _Call, fields: Mapping[str, str], body: bytes
+        self, code: _Call, fields: Mapping[str, str], body: bytes, most: int
     ) -> tuple[int, str, RocketMQReply]:
         """Send a call, and return the code, the remark and the content of the answer.
+
+        Args:
+            most: maximum size of the answer.
 
         Raises:
             OSError, EOFError: the connection failed, or the server does not speak this protocol.
@@ -413,16 +460,16 @@ class _Link:
             self._writer.write(_frame(json.dumps(header).encode(), body))
             await self._writer.drain()
             for _ in range(MAX_FRAMES):  # a server may send calls of its own
-                answer, content = await self._read()
+                answer, content = await self._read(most)
                 if answer.get("opaque") == number and _is_answer(answer):
                     extra = answer.get("extFields")
                     kept = RocketMQReply(extra if isinstance(extra, dict) else {}, content)
                     return answer["code"], str(answer.get("remark") or ""), kept
             raise ConnectionError("no answer among many frames")
 
-    async def _read(self) -> tuple[Mapping[str, Any], bytes]:
+    async def _read(self, most: int) -> tuple[Mapping[str, Any], bytes]:
         length = int.from_bytes(await self._reader.readexactly(4), "big")
-        if not 4 <= length <= MAX_FRAME:  # noqa: PLR2004
+        if not 4 <= length <= most:  # noqa: PLR2004
             raise ConnectionError("no frame of RocketMQ")
         frame = await self._reader.readexactly(length)
         kind, size = frame[0], int.from_bytes(frame[1:4], "big")

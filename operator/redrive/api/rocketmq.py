@@ -119,7 +119,7 @@ class RocketMQAuthenticationType(enum.StrEnum):
 
 
 class RocketMQAuthentication(TypedUnion):
-    """The operator's credentials at a RocketMQ cluster."""
+    """Credentials at a RocketMQ cluster."""
 
     MEMBERS = {RocketMQAuthenticationType.ACCESS_KEY.value: "accessKey"}  # noqa: RUF012
     RULES = (of_its_type("authentication", MEMBERS),)
@@ -132,8 +132,8 @@ class RocketMQAuthentication(TypedUnion):
     clusters without authentication."""
 
     access_key: AccessKey | None = None
-    """User and secret key, which sign each call. The Secret must be in the namespace of the
-    BrokerConnection."""
+    """User and secret key, which sign each call. The Secret of the operator must be in the
+    namespace of the BrokerConnection, that of jobs in the namespaces of the Inspections."""
 
 
 class RocketMQRule(NamespaceRule):
@@ -158,6 +158,24 @@ class RocketMQRule(NamespaceRule):
 
 def _matches(patterns: tuple[str, ...], namespace: str, name: str) -> bool:
     return Patterns(tuple(p.replace(NAMESPACE, namespace) for p in patterns), but="\n").match(name)
+
+
+class RocketMQInspection(ApiModel):
+    """Access of the jobs of Inspections to the cluster, which differs from the operator's."""
+
+    authentication: RocketMQAuthentication
+    """Credentials of the jobs. The pods of Inspections mount the Secret; the operator never reads
+    it. The user needs the rights `Get` and `Sub` on dead-letter topics, and `Sub` on their
+    groups."""
+
+    tls: Tls | None = None
+    """Verification of certificates by jobs. Required if `spec.rocketmq.tls` is set. Defaults to
+    connections without TLS."""
+
+    clear_payloads: Annotated[Consent, *consent("clearPayloads")] = Consent.NEVER
+    """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
+    inspections. It needs the admission policies of the chart, which check the verb. Defaults to
+    Never."""
 
 
 class RocketMQCluster(ApiModel):
@@ -197,6 +215,10 @@ class RocketMQCluster(ApiModel):
     allow: Annotated[tuple[RocketMQRule, ...], items(MAX_RULES, BY_NAME)] = ()
     """Kubernetes namespaces that may use the connection, with their topics and groups, as additive
     rules. Defaults to none: nothing is allowed."""
+
+    inspection: RocketMQInspection | None = None
+    """Credentials of the jobs of Inspections. Defaults to none: dead letters of this connection
+    cannot be inspected."""
 
 
 ONE_BROKER = Rule(

@@ -229,6 +229,13 @@ class JobCredentials(BrokerCredentials):
         self._access = access
         self._folder = Path(access.folder)
 
+    def access(self) -> Access:
+        """Return them as the clients for administration take them."""
+        if self._access.method is not Method.ACCESS_KEY:
+            return super().access()
+        secret = self._text(self._folder / "credentials" / "secret-key")
+        return Access(tls=self._tls(), signing_key=(self._access.user or "", secret))
+
     def ledger_key(self) -> bytes:
         """Return the key that signs the records of the policy's ledger.
 

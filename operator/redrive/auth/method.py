@@ -28,6 +28,7 @@ class Method(enum.StrEnum):
     TOKEN = "token"  # noqa: S105  a method
     TLS = "tls"
     OAUTH2 = "oauth2"
+    ACCESS_KEY = "accesskey"
     NONE = "none"
 
 
@@ -37,11 +38,13 @@ class BrokerAccess:
 
     Attributes:
         folder: the root of the mounted files: `credentials/`, with the files `token`, `tls.crt` and
-            `tls.key`, or `client-secret`; `ca/ca.crt` and `issuer-ca/ca.crt`, if others than the
-            authorities of the image are trusted; `ledger/key`, the key of the policy's ledger;
-            `destination/`, keys of the object store to which an Inspection writes.
+            `tls.key`, `client-secret`, or `secret-key`; `ca/ca.crt` and
+            `issuer-ca/ca.crt`, if others than the authorities of the image are trusted;
+            `ledger/key`, the key of the policy's ledger; `destination/`, keys of the object store
+            to which an Inspection writes.
         redirect_hosts: hosts that calls may be redirected to, see `Access.hosts`.
-        issuer_url: of OAuth 2.0, as are the following fields; None for other methods.
+        issuer_url: of OAuth 2.0, as are the fields down to `scope`; None for other methods.
+        user: of the access key of RocketMQ; None for other methods.
     """
 
     method: Method
@@ -51,6 +54,7 @@ class BrokerAccess:
     client_id: str | None = None
     audience: str | None = None
     scope: str | None = None
+    user: str | None = None
 
     def encode(self) -> str:
         """Write it as JSON, without a dollar sign: see `ReplayJob.encode`."""

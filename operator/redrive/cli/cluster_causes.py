@@ -48,6 +48,7 @@ none recorded: clients for Java and Go write no cause. Lines that add one:
 Map.of("{CAUSE_TYPE}", error.getClass().getSimpleName()), delay, unit);
   Go    consumer.ReconsumeLaterWithCustomProperties(message, \
 map[string]string{{"{CAUSE_TYPE}": fmt.Sprintf("%T", err)}}, delay)"""
+_WITHOUT_PROPERTIES = "none recorded: a client of RocketMQ can't add a cause to a failed message"
 _CAUSE_COLUMNS = (
     *_PLANNED_COLUMNS,
     TableColumn("FOLLOWING", right=True, wide=True),
@@ -73,6 +74,10 @@ def count_causes(request: InspectionRequest) -> None:
         UsageError: only a reader in this program can count so.
     """
     _check_counted(request)
+    if request.kind is not POLICIES:
+        request.check_evaluated()
+        _count_by_inspection(request)
+        return
     is_inspected = request.waiting or request.reveals
     counts_all = "where" in request.select or (request.reads_all and not is_inspected)
     ways = (_count_by_inspection, _count_by_replay)
@@ -113,7 +118,8 @@ def print_causes(
     if items:
         rows = list(map(_cause_row, items))
         click.echo("\n".join(table(_CAUSE_COLUMNS, rows, request.output == "wide")))
-        lines += [_WITHOUT_CAUSE] if any(not item["cause"] for item in items) else []
+        is_pulsar, has_none = request.kind is POLICIES, any(not item["cause"] for item in items)
+        lines += [_WITHOUT_CAUSE if is_pulsar else _WITHOUT_PROPERTIES] if has_none else []
         lines.append(f"Look at one: {one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
     say("\n".join(lines))
 

@@ -70,10 +70,11 @@ _target_option = click.option(
 def causes(request: InspectionRequest) -> None:
     """Count dead letters by the cause of their last failure. Nothing is consumed.
 
-    POLICY is the name of a RetryPolicy in the cluster. An Inspection reads the newest 10000 entries
-    there, and encrypts consumers and examples for this call. With --all or --where, or if you may
-    not create Inspections, a Replay that moves nothing counts all dead letters, many of them by
-    Spark, without consumers and examples.
+    POLICY is the name of a RetryPolicy in the cluster, or rmqpol/NAME for a RocketMQRetryPolicy. An
+    Inspection reads the newest 10000 entries there, and encrypts consumers and examples for this
+    call. For Pulsar with --all or --where, or if you may not create Inspections, a Replay that
+    moves nothing counts all dead letters, many of them by Spark. It shows no consumers and
+    examples.
 
     With --direct this program reads the broker. A FILE, whose name has a / or ends with .yaml or
     .json, has RetryPolicies; NAME is one of several. Texts of causes are masked: quoted values,

@@ -26,9 +26,12 @@ from redrive.cli.policies import history_of
 from redrive.cli.replay import selected, selection_options
 from redrive.errors import RedriveError
 from redrive.inspection.reader import InspectedTopic
-from redrive.kube.resources import POLICIES
+from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.spec import Choice
+
+_ROCKETMQ_WORDS = {"rmqpol", "rocketmqretrypolicy", "rocketmqretrypolicies"}
+"""Names of the kind before the name of a policy, as those of kubectl."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class InspectionRequest:
 
     Attributes:
         policy: name, or file, of the policy.
+        kind: of the policy.
         name: of one policy of the file.
         select: selection, as a Replay has it.
         choice: the same, checked; its limit counts the newest messages.
@@ -113,6 +117,7 @@ class InspectionRequest:
     waiting: bool
     reveals: bool
     output: str | None = None
+    kind: Resource = POLICIES
 
     @property
     def source(self) -> InspectedMessages:
@@ -121,7 +126,8 @@ class InspectionRequest:
 
     def hint(self, command: str, *words: str) -> str:
         """Return a command line for the same messages that can be pasted."""
-        policy = [self.policy] if self.name is None else [self.policy, self.name]
+        written = self.policy if self.kind is POLICIES else f"rmqpol/{self.policy}"
+        policy = [written] if self.name is None else [written, self.name]
         more = ["--waiting"] if self.waiting else []
         return self.flags.hint(command, *policy, *words, *more, *self.access.words())
 
@@ -153,6 +159,8 @@ class InspectionRequest:
 
     def direct_hint(self) -> str:
         """Return the hint to read the broker in this program."""
+        if self.kind is not POLICIES:
+            return "messages of RocketMQ are read in the cluster only, by an Inspection"
         command = click.get_current_context().info_name or "causes"
         return (
             "with a token that may consume the topic, and addresses that this machine reaches:\n"
@@ -175,7 +183,7 @@ class InspectionRequest:
     @property
     def is_of_file(self) -> bool:
         """Return True if the policy is that of a file."""
-        return is_file(self.policy)
+        return self.kind is POLICIES and is_file(self.policy)
 
     def _of_file(self) -> tuple[TopicName, str]:
         namespace = self.flags.namespace or DEFAULT_NAMESPACE
@@ -248,12 +256,19 @@ def inspection_options(function: Callable[..., int | None]) -> Callable[..., Any
         direct = ("is_direct", "service_url", "admin_url", "token_file", "ca_file")
         access = DirectAccess(*(options.pop(option) for option in direct))
         access.check()
-        if name is not None and not is_file(policy):
+        word, _, rest = policy.partition("/")
+        is_rocketmq = word in _ROCKETMQ_WORDS and bool(rest)
+        kind, policy = (ROCKETMQ_POLICIES, rest) if is_rocketmq else (POLICIES, policy)
+        if is_rocketmq and access.is_direct:
+            raise click.UsageError("--direct is for Pulsar; leave it out")
+        if name is not None and (is_rocketmq or not is_file(policy)):
             raise click.UsageError(NAME_WITHOUT_FILE)
         choice = _choice(select)
         logging.getLogger("redrive").addHandler(logging.NullHandler())
         own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}
-        request = InspectionRequest(policy, name, flags, access, select, choice, reads_all, **own)
+        request = InspectionRequest(
+            policy, name, flags, access, select, choice, reads_all, **own, kind=kind
+        )
         return function(request, **options)
 
     return command  # type: ignore[no-any-return]

@@ -38,10 +38,11 @@ def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
         RedriveError: the Inspection can't be created, or it failed.
     """
     cluster = Cluster(request.flags)
-    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
+    policy = cluster.get(request.kind, cluster.namespace, request.policy)
     select = {name: value for name, value in request.select.items() if name != "limit"}
+    kind = {} if request.kind is POLICIES else {"kind": request.kind.kind}
     spec: dict[str, Any] = {
-        "policyRef": {"name": request.policy},
+        "policyRef": {**kind, "name": request.policy},
         "from": request.source.value,
         "select": select or None,
         "newest": MAX_NEWEST if request.reads_all else None,
@@ -50,7 +51,9 @@ def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
     }
     payload = {"payload": "Clear"} if request.reveals else {}
     spec |= {name: {**fields, **payload} for name, fields in result.items()}
-    created = cluster.create(INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec))
+    created = cluster.create(
+        INSPECTIONS, object_of(INSPECTIONS, policy, cluster.user, spec, request.kind)
+    )
     say(f"inspection.redrive.io/{created['metadata']['name']} reads, and consumes nothing")
     return _ended(request, cluster, created)
 

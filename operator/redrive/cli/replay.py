@@ -278,8 +278,10 @@ def manifest(policy: Body, select: Body, user: str, mode: str, options: dict[str
     return object_of(REPLAYS, policy, user, spec)
 
 
-def object_of(resource: Resource, policy: Body, user: str, spec: Body) -> Body:
-    """Return an object that a policy owns, created by *user*, without None in *spec*."""
+def object_of(
+    resource: Resource, policy: Body, user: str, spec: Body, kind: Resource = POLICIES
+) -> Body:
+    """Return an object that a policy of *kind* owns, created by *user*, without None in *spec*."""
     metadata = policy["metadata"]
     return {
         "apiVersion": API_VERSION,
@@ -291,7 +293,7 @@ def object_of(resource: Resource, policy: Body, user: str, spec: Body) -> Body:
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
-                    "kind": POLICIES.kind,
+                    "kind": kind.kind,
                     "name": metadata["name"],
                     "uid": metadata["uid"],
                 }

@@ -34,10 +34,11 @@ from redrive.api.replay_status import FINAL, JobFailure
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.inspection.export import destined_file, write_json_lines, write_parquet
-from redrive.inspection.job import InspectionJob
-from redrive.inspection.reader import MAX_BYTES, InspectedTopic, TopicReading, plan_reading
+from redrive.inspection.job import InspectionJob, PulsarMessages
+from redrive.inspection.reader import MAX_BYTES, InspectedTopic, MessageReading, MessageSource
 from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
+from redrive.inspection.rocketmq import DeadLetterQueues
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import CauseGroup, Summary, count_of
 from redrive.kube import logs, resources
@@ -88,17 +89,11 @@ def _read(job: InspectionJob) -> InspectionRun:
     """
     end = time.monotonic() + job.seconds
     spec = parse_spec(InspectionSpec, _write(job, InspectionRun()))
-    topic = InspectedTopic(
-        TopicName.parse_whole(job.topic),
-        job.subscription,
-        job.service_url,
-        job.admin_url,
-        job_credentials(),
-    )
+    source = _source(job)
     choice = Choice.of(spec.select or MessageSelection())
     is_file = spec.export is not None
     max_bytes = None if is_file else MAX_BYTES
-    reading = broker.waited(lambda: plan_reading(topic, choice, spec.newest, max_bytes))
+    reading = broker.waited(lambda: source.plan(choice, spec.newest, max_bytes))
     is_waiting = spec.source is InspectedMessages.RETRY
     max_payload = None if is_file else MAX_PAYLOAD
     recorder = Recorder(reading.schema, spec.reveals, max_payload, waiting=is_waiting)
@@ -138,13 +133,23 @@ def _read(job: InspectionJob) -> InspectionRun:
     return _shown(reading, summary, is_finished=True).model_copy(update=results)
 
 
+def _source(job: InspectionJob) -> MessageSource:
+    """Return the messages of a job, at the broker of their kind."""
+    messages, credentials = job.source, job_credentials()
+    if isinstance(messages, PulsarMessages):
+        name = TopicName.parse_whole(messages.topic)
+        addresses = messages.service_url, messages.admin_url
+        return InspectedTopic(name, messages.subscription, *addresses, credentials)
+    return DeadLetterQueues(messages, credentials)
+
+
 def _export(  # noqa: PLR0913, PLR0917  parts of one reading
     job: InspectionJob,
     spec: InspectionSpec,
     rows: Iterator[DeadLetterRow],
     recorder: Recorder,
     summary: Summary,
-    reading: TopicReading,
+    reading: MessageReading,
 ) -> None:
     """Write the file of the messages, or of their report.
 
@@ -165,7 +170,9 @@ def _export(  # noqa: PLR0913, PLR0917  parts of one reading
             write_json_lines(map(recorder, rows), file)
 
 
-def _shown(reading: TopicReading, summary: Summary, *, is_finished: bool = False) -> InspectionRun:
+def _shown(
+    reading: MessageReading, summary: Summary, *, is_finished: bool = False
+) -> InspectionRun:
     return InspectionRun(
         total_entries=reading.total,
         planned_entries=reading.planned,

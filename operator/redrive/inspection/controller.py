@@ -19,10 +19,7 @@ import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
-from redrive.api.connection import (
-    BrokerConnectionSpec,
-    InspectionIdentity,
-)
+from redrive.api.connection import Destination, InspectionIdentity
 from redrive.api.inspection import (
     InspectedMessages,
     InspectionSpec,
@@ -33,24 +30,24 @@ from redrive.api.model import parse_spec
 from redrive.api.permissions import Consent
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
+from redrive.api.rocketmq import RocketMQInspection
 from redrive.errors import RedriveError, Requeue
+from redrive.inspection.brokers import BROKERS, InspectionAccess
 from redrive.inspection.job import InspectionJob
-from redrive.kube import connections, logs, resources
+from redrive.kube import logs, resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.client import ConflictError, NotFoundError
-from redrive.kube.connections import shown_to
+from redrive.kube.connections import connection_of, shown_to
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key, PolicyKey
 from redrive.kube.status import Publisher
-from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller.admission import (
     choose_template,
     namespace_of,
     ready_policy,
-    used_policy,
 )
 from redrive.replay.controller.handlers import (
     is_limited,
@@ -78,8 +75,6 @@ MOST_RUNNING = 2
 """Inspections of a namespace that run at the same time."""
 _GRACE_SECONDS = 60
 """Time after the deadline in which a job can report that it has exceeded it."""
-_GRANTS_SECONDS = 5.0
-"""Maximum age of the grants that pending Inspections of all namespaces read."""
 _PERMITTED_FOR = timedelta(minutes=10)
 """Time from the creation of an Inspection in clear text, when the right of its author is checked,
 until its latest start."""
@@ -306,8 +301,8 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
     """
     try:
         namespace = namespace_of(inspection)
-        connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
-        _access(inspection, through, connection, ctx)
+        access = BROKERS[PolicyKey.of(inspection).kind].access(through, namespace, ctx)
+        _check_access(inspection, through, access, ctx)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
             raise Reason.INSPECTION_FAILED.error(
@@ -326,29 +321,19 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     if spec.reveals:
         _check_age(inspection, ctx)
     _check_running(inspection, ctx)  # early: the end of one wakes all that wait
-    body = ready_policy(PolicyKey.of(inspection), ctx)
-    reference, connection, _, policy = used_policy(body, ctx)
-    through = connections.key_of(reference, key.namespace)
-    identity, export = _access(inspection, through, connection, ctx)
+    policy = PolicyKey.of(inspection)
+    body, broker = ready_policy(policy, ctx), BROKERS[policy.kind]
+    through = connection_of(body)
+    access = broker.access(through, key.namespace, ctx)
+    export = _check_access(inspection, through, access, ctx)
     engine = ReplayEngine.JOB
-    chosen = choose_template(None, connection.jobs, engine, key.namespace, ctx)
-    is_retry = spec.source is InspectedMessages.RETRY
-    if not is_retry and not policy.dead_letters:
-        raise Reason.DEAD_LETTERS_DISCARDED.error(
-            "the RetryPolicy discards its dead letters, so none can be inspected",
-            remedy="set its deadLetter.mode to Keep, or inspect messages from: Retry",
-        )
-    topic = policy.retry_topic if is_retry else policy.dead_letter_topic
-    await _check_granted(topic, identity.role, through, ctx)
+    chosen = choose_template(None, access.jobs, engine, key.namespace, ctx)
     seconds = int(parse_duration(spec.deadline).total_seconds())
     argument = InspectionJob(
         namespace=key.namespace,
         name=key.name,
         uid=inspection["metadata"]["uid"],
-        topic=str(topic),
-        subscription=policy.subscription if is_retry else policy.dead_letter_subscription,
-        service_url=connection.pulsar.service_url,
-        admin_url=connection.pulsar.admin_url,
+        source=await broker.messages(body, spec.source, access, ctx),
         seconds=seconds,
         file=export.file,
         endpoint_url=export.endpoint_url,
@@ -360,11 +345,11 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         resources.INSPECTIONS,
         through,
         JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
-        pod_access(identity, connection.pulsar.redirect_hosts, *export.sources),
+        pod_access(access.identity, access.redirect_hosts, *export.sources),
         chosen.template,
         image=await read_image(template, ctx),
     )
-    await check_prerequisites(wanted, through, lent_objects(identity), None, ctx)
+    await check_prerequisites(wanted, through, lent_objects(access.identity), None, ctx)
     # A failed reading is not repeated: its error is in the status.
     wanted = replace(wanted, retries=0)
     if spec.reveals:
@@ -387,41 +372,27 @@ class _Export(NamedTuple):
     sources: tuple[Mapping[str, Any], ...] = ()
 
 
-def _access(
-    inspection: Body, through: Key, connection: BrokerConnectionSpec, ctx: Context
-) -> tuple[InspectionIdentity, _Export]:
-    """Return the role of the job, and the file that it writes.
+def _check_access(
+    inspection: Body, through: Key, access: InspectionAccess, ctx: Context
+) -> _Export:
+    """Check that a connection permits an Inspection, and return the file that it writes.
 
     Raises:
-        RedriveError: the connection has none, or permits no such Inspection.
+        RedriveError: it does not.
     """
-    spec, identity = ctx.inspections.derive(_spec, inspection), connection.inspection
-    if identity is None:
-        raise Reason.INSPECTION_IDENTITY_MISSING.error(
-            f"the BrokerConnection {through} names no role for Inspections",
-            remedy="give it spec.inspection, with a role and where its credentials lie",
-        )
-    if connection.pulsar.tls is not None and identity.tls is None:
-        raise Reason.TRUST_NOT_SUPPORTED.error(
-            f"the BrokerConnection {through} has certificate authorities of its own, and names "
-            "none for Inspections",
-            got="spec.pulsar.tls without spec.inspection.tls",
-            remedy="store them in the namespaces of Inspections, and name them in "
-            "spec.inspection.tls",
-        )
-    is_allowed = identity.retry_topics is Consent.ALLOWED
-    if spec.source is InspectedMessages.RETRY and not is_allowed:
+    spec = ctx.inspections.derive(_spec, inspection)
+    if spec.source is InspectedMessages.RETRY and not access.reads_retries:
         raise Reason.RETRIES_NOT_INSPECTED.error(
             f"the BrokerConnection {through} does not permit to inspect waiting retries",
             remedy="set its inspection.retryTopics to Allowed",
         )
     if spec.reveals:
-        _check_clear_text(identity, through, ctx)
-    return identity, _export(inspection, spec, through, identity)
+        _check_clear_text(access.identity, through, ctx)
+    return _export(inspection, spec, through, access.destinations)
 
 
 def _export(
-    inspection: Body, spec: InspectionSpec, through: Key, identity: InspectionIdentity
+    inspection: Body, spec: InspectionSpec, through: Key, places: Iterable[Destination]
 ) -> _Export:
     """Return the file of an Inspection, which no other Inspection has.
 
@@ -430,7 +401,7 @@ def _export(
     """
     if spec.export is None:
         return _Export()
-    destinations = {destination.name: destination for destination in identity.destinations}
+    destinations = {destination.name: destination for destination in places}
     if spec.export.destination not in destinations:
         raise Reason.DESTINATION_NOT_FOUND.error(
             f"the BrokerConnection {through} names no such destination for files",
@@ -461,7 +432,9 @@ def _check_age(inspection: Body, ctx: Context) -> None:
         )
 
 
-def _check_clear_text(identity: InspectionIdentity, through: Key, ctx: Context) -> None:
+def _check_clear_text(
+    identity: InspectionIdentity | RocketMQInspection, through: Key, ctx: Context
+) -> None:
     """Check that messages may be returned in clear text, by authors whose right is checked.
 
     Raises:
@@ -490,23 +463,6 @@ def _replay_rows(policy: Body) -> list[list[str]]:
             [result["name"], "Run", result["result"], *counts, "", result["completionTime"]]
         )
     return rows
-
-
-async def _check_granted(topic: TopicName, role: str, through: Key, ctx: Context) -> None:
-    """Check that the policy has granted the role its right, which follows a change of the spec.
-
-    Raises:
-        InspectionRoleNotGranted: it has not.
-        RedriveError: the broker does not answer.
-    """
-    connection = await ctx.brokers.open(through)
-    namespace = await connection.admin.namespace(topic.namespace_name, max_age=_GRANTS_SECONDS)
-    if "consume" not in namespace.permissions.get(str(topic), {}).get(role, frozenset()):
-        raise Reason.INSPECTION_ROLE_NOT_GRANTED.error(
-            f"the policy has not granted consume on {topic} to the inspection role yet",
-            got=role,
-            remedy="No action needed: this Inspection starts automatically then",
-        )
 
 
 def _check_running(inspection: Body, ctx: Context) -> None:

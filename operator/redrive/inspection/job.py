@@ -11,13 +11,45 @@ from redrive.replay.spec import unreadable_argument
 
 
 @dataclass(frozen=True)
+class PulsarMessages:
+    """Messages of a topic of Pulsar.
+
+    Attributes:
+        topic: full name of the topic.
+        subscription: its messages that this subscription has not acknowledged are read.
+    """
+
+    topic: str
+    subscription: str
+    service_url: str
+    admin_url: str
+
+
+@dataclass(frozen=True)
+class RocketMQMessages:
+    """Messages of a topic of RocketMQ.
+
+    Attributes:
+        group: consumer group that may read the topic.
+        name_servers: see `RocketMQAdmin`, also for the following ones.
+    """
+
+    topic: str
+    group: str
+    name_servers: Sequence[str]
+    cluster: str | None
+    broker_hosts: Sequence[str]
+
+
+_SOURCES = {"Pulsar": PulsarMessages, "RocketMQ": RocketMQMessages}
+
+
+@dataclass(frozen=True)
 class InspectionJob:
-    """Topic that a job reads, and the Inspection that it is for.
+    """Messages that a job reads, and the Inspection that it is for.
 
     Attributes:
         namespace: of the Inspection, as are the name and the uid.
-        topic: full name of the topic.
-        subscription: its messages that this subscription has not acknowledged are read.
         seconds: time limit of the reading.
         file: address of the file that it writes; empty for none.
         endpoint_url: of the object store of the file; empty for AWS.
@@ -27,10 +59,7 @@ class InspectionJob:
     namespace: str
     name: str
     uid: str
-    topic: str
-    subscription: str
-    service_url: str
-    admin_url: str
+    source: PulsarMessages | RocketMQMessages
     seconds: int
     file: str = ""
     endpoint_url: str = ""
@@ -38,7 +67,8 @@ class InspectionJob:
 
     def encode(self) -> str:
         """Return the job as JSON; see `ReplayJob.encode`."""
-        return without_dollars(json.dumps(asdict(self)))
+        (broker,) = (name for name, kind in _SOURCES.items() if isinstance(self.source, kind))
+        return without_dollars(json.dumps({**asdict(self), "broker": broker}))
 
     @classmethod
     def decode(cls, text: str) -> InspectionJob:
@@ -48,6 +78,8 @@ class InspectionJob:
             InvalidSpecError: the text has another form.
         """
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
+            fields = json.loads(text)
+            source = _SOURCES[fields.pop("broker")](**fields.pop("source"))
+            return cls(source=source, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise unreadable_argument(error) from error

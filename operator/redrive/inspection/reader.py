@@ -1,16 +1,20 @@
-"""Messages of a dead-letter or retry topic that its subscription has not acknowledged.
+"""Messages of a dead-letter topic, or of a retry topic, at a broker of any kind.
 
-Reading is by position, without a durable subscription: it acknowledges nothing, and it does not
-disturb consumers or Replays. Messages come in the order they were written, partition by partition;
-memory holds one at a time.
+A source plans a reading of a fixed extent. Reading is by position: it acknowledges nothing, and it
+does not disturb consumers or Replays. Messages come in the order they were written, partition by
+partition.
+
+A topic of Pulsar has the messages that a subscription has not acknowledged; memory holds one at a
+time. `inspection.rocketmq` reads topics of RocketMQ.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
 from redrive.auth.files import BrokerCredentials
@@ -37,6 +41,71 @@ MAX_SCHEMAS = 100
 MAX_MALFORMED = 100
 
 
+class MessageSource(Protocol):
+    """Messages of one topic at a broker of any kind."""
+
+    def plan(self, choice: Choice, newest: int | None, max_bytes: int | None) -> MessageReading:
+        """Look at the topic, and decide what to read of it.
+
+        Args:
+            choice: the selection, but for its limit.
+            newest: number of entries to read, the newest ones of each partition; None for all.
+            max_bytes: about so many bytes are read, if the broker shows sizes; None for any.
+
+        Raises:
+            AdminError: the topic does not exist, or the broker does not answer.
+            RedriveError: the broker refuses, or can't evaluate the selection.
+        """
+
+
+class ReadTopic(Protocol):
+    """Topic of a reading."""
+
+    @property
+    def name(self) -> object:
+        """Return its name, as text shows it."""
+
+
+@dataclass
+class MessageReading(ABC):
+    """One reading of a topic, and its progress.
+
+    Attributes:
+        topic: the topic.
+        total: entries that are kept for the subscription.
+        planned: entries of these that are read.
+        is_truncated: True if older ones are not read.
+        entries: entries that were read so far.
+        messages: messages that were read so far; an entry may hold several, or a part of one.
+        matched: messages of these that are selected.
+        malformed_entries: number of entries of these that no client can show.
+    """
+
+    topic: ReadTopic
+    total: int
+    planned: int
+    is_truncated: bool = False
+    entries: int = 0
+    messages: int = 0
+    matched: int = 0
+    malformed_entries: int = 0
+
+    @abstractmethod
+    def schema(self, version: int | None) -> AvroSchema | None:
+        """Return a version of the topic's schema, if it is Avro; asks once for each."""
+
+    @abstractmethod
+    def selected(self, on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
+        """Yield the selected messages, the oldest of each partition first. Iterate once.
+
+        Args:
+            on_read: called after each message, selected or not; its error ends the reading.
+
+        Raises:
+            RedriveError: the broker refuses, or stops delivering before the end.
+        """
+
+
 @dataclass(frozen=True)
 class InspectedTopic:
     """A topic, the subscription that keeps its messages, and the caller's access to the broker.
@@ -52,6 +121,12 @@ class InspectedTopic:
     service_url: str
     admin_url: str
     credentials: BrokerCredentials = field(repr=False)
+
+    def plan(
+        self, choice: Choice, newest: int | None = NEWEST, max_bytes: int | None = MAX_BYTES
+    ) -> MessageReading:
+        """Plan a reading, see `MessageSource`."""
+        return plan_reading(self, choice, newest, max_bytes)
 
     def schema(self, version: int) -> AvroSchema | None:
         """Return a version of the topic's schema; None if it is not Avro, or does not exist."""
@@ -76,40 +151,24 @@ class MalformedEntry(NamedTuple):
 
 
 @dataclass
-class TopicReading:
-    """One reading of a topic, and its progress.
+class TopicReading(MessageReading):
+    """One reading of a topic of Pulsar.
 
     Attributes:
         topic: the topic.
-        total: entries that are not acknowledged.
-        planned: entries of these that are read.
-        is_truncated: True if older ones are not read.
-        entries: entries that were read so far.
-        messages: messages that were read so far; an entry may hold several, or a part of one.
-        matched: messages of these that are selected.
-        malformed: the first entries of these that no client can show.
-        malformed_entries: their number.
+        malformed: the first entries of those that no client can show.
         pieces: partitions, and ranges of them with the entries that are read.
     """
 
     topic: InspectedTopic
-    total: int
-    planned: int
-    is_truncated: bool = False
-    entries: int = 0
-    messages: int = 0
-    matched: int = 0
     malformed: list[MalformedEntry] = field(default_factory=list)
-    malformed_entries: int = 0
     pieces: Sequence[tuple[Partition, Piece]] = field(default=(), repr=False)
     _chooser: Chooser = field(default_factory=lambda: Chooser(Choice()), repr=False)
     _schemas: dict[int, AvroSchema | None] = field(default_factory=dict, repr=False)
 
     def schema(self, version: int | None) -> AvroSchema | None:
-        """Return a version of the topic's schema, if it is Avro; asks once for each.
-
-        Any producer may write any version: beyond `MAX_SCHEMAS` of them none is asked for.
-        """
+        """Return a version of the schema, see `MessageReading`."""
+        # Any producer may write any version: beyond `MAX_SCHEMAS` of them none is asked for.
         if version is None:
             return None
         if version not in self._schemas:
@@ -119,14 +178,7 @@ class TopicReading:
         return self._schemas[version]
 
     def selected(self, on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
-        """Yield the selected messages, the oldest of each partition first. Iterate once.
-
-        Args:
-            on_read: called after each message, selected or not; its error ends the reading.
-
-        Raises:
-            RedriveError: the broker refuses, or stops delivering before the end.
-        """
+        """Yield the selected messages, see `MessageReading`."""
         topic = self.topic
         with broker.connect(topic.service_url, topic.credentials) as client:
             readable = ReadableTopic(
@@ -245,9 +297,13 @@ def _shares(
     sizes_in_bytes = sum(
         size * partition.entry_bytes for size, partition in zip(sizes, partitions, strict=True)
     )
-    most = newest
     if total and max_bytes is not None:
-        most = min(newest, int(max_bytes / max(1, sizes_in_bytes / total)))
+        newest = min(newest, int(max_bytes / max(1, sizes_in_bytes / total)))
+    return even_shares(sizes, newest)
+
+
+def even_shares(sizes: Sequence[int], most: int) -> list[int]:
+    """Return shares of *most*: equal ones, but none above its size."""
     shares = [0] * len(sizes)
     for rank, index in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
         shares[index] = min(sizes[index], -(-most // (len(sizes) - rank)))

@@ -55,7 +55,8 @@ _OWN_OF_JAVA = {
     envelope.ORIGIN_MESSAGE_ID,
 } | CAUSE_PROPERTIES
 _REASON = re.compile("|".join(DeadReason))
-_ORIGIN = re.compile(r"-?[0-9]+(:-?[0-9]+){1,3}")
+_ORIGIN = re.compile(r"-?[0-9]+(:-?[0-9]+){1,3}|[0-9A-F]{32}([0-9A-F]{24})?")
+"""Ids of Pulsar and of RocketMQ."""
 _DELAY_DIGITS = 12
 _LONGEST = 256
 
@@ -63,7 +64,7 @@ _LONGEST = 256
 def id_of(row: DeadLetterRow) -> str:
     """Return the id of a message, as selections take it."""
     position = row.position
-    return f"{position.ledger}:{position.entry}:{row.partition}:{position.batch_index}"
+    return row.id or f"{position.ledger}:{position.entry}:{row.partition}:{position.batch_index}"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Self
 from xml.etree import ElementTree as ET
 
 from redrive.api.inspection import InspectedMessages
-from redrive.inspection.reader import TopicReading
+from redrive.inspection.reader import MessageReading
 from redrive.inspection.record import Recorder
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.policy.values import time_text
@@ -121,7 +121,7 @@ class ReportFacts:
     @classmethod
     def of(
         cls,
-        reading: TopicReading,
+        reading: MessageReading,
         source: InspectedMessages,
         recorder: Recorder,
         at: datetime,

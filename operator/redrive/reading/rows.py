@@ -41,6 +41,7 @@ class DeadLetterRow(NamedTuple):
         chunks: entries of all chunks of a chunked message.
         delivered: False for an unreadable entry, of which all other fields are unknown.
         oversized: True if the value is omitted, see `ReadMessage.is_oversized`.
+        id: its id at a broker without ledgers; None at Pulsar.
     """
 
     partition: int
@@ -60,6 +61,7 @@ class DeadLetterRow(NamedTuple):
     chunks: tuple[EntryId, ...] = ()
     delivered: bool = True
     oversized: bool = False
+    id: str | None = None
 
     @classmethod
     def undelivered(cls, partition: int, entry: EntryId) -> DeadLetterRow:

@@ -7,6 +7,8 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,9 +19,14 @@ from redrive.admin.errors import (
     BrokerRefusedError,
 )
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQAdmin, RocketMQSession
+from redrive.inspection.job import RocketMQMessages
+from redrive.inspection.payloads import MessageRecord
+from redrive.inspection.record import Recorder
+from redrive.inspection.rocketmq import DeadLetterQueues
+from redrive.replay.spec import Choice
 from sandbox import versions
 from sandbox.rocketmq import ADMIN, RocketMQ
-from tests.support.rocketmq import call, consume, create_user, pull, send, send_back
+from tests.support.rocketmq import allow, call, consume, create_user, pull, send, send_back
 
 pytestmark = pytest.mark.xdist_group("rocketmq")
 
@@ -135,6 +142,34 @@ async def test_calls_that_need_rights_are_the_documented(
         await stranger.retention(master)
         await stranger.put_group(master, {"groupName": name, **GROUP})
     assert await session.group(master, name) is not None
+
+
+async def test_user_of_jobs_reads_dead_letters_only(
+    rocketmq: RocketMQ, session: RocketMQSession, master: Master, name: str
+) -> None:
+    """An Inspection needs no other rights, and no offset of the group changes."""
+    topic, user = f"%DLQ%{name}", f"jobs-{name}"
+    await session.put_topic(master, topic, 2)
+    await session.put_group(master, {"groupName": name, **GROUP})
+    for queue in (0, 1, 1):
+        await send(session, master, topic, queue, retries=3)
+    secret = await create_user(session, master, user)
+    await allow(session, master, user, {f"Topic:{topic}": ["Get", "Sub"], f"Group:{name}": ["Sub"]})
+    messages = RocketMQMessages(topic, name, [rocketmq.name_server], None, [])
+    access = Access(signing_key=(user, secret))
+    source = DeadLetterQueues(messages, cast("Any", SimpleNamespace(access=lambda: access)))
+
+    def read() -> list[MessageRecord]:
+        reading = source.plan(Choice(), 2, None)
+        assert (reading.total, reading.planned) == (3, 2)
+        return list(map(Recorder(reading.schema, reveals=True), reading.selected(lambda: None)))
+
+    records = await asyncio.to_thread(read)
+    assert [record["id"] for record in records] == ["broker-a:0:0", "broker-a:1:1"]
+    assert {(r["attempts"], r["payload"]) for r in records} == {(3, "message")}
+    async with client(rocketmq, user, secret).session() as jobs:
+        with pytest.raises(AdminForbiddenError):
+            await send(jobs, master, topic)
 
 
 async def test_remoting_clients_retry_by_levels_of_the_broker(

@@ -20,7 +20,7 @@ from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReadi
 from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import Summary, count_of
-from redrive.kube.resources import INSPECTIONS, Resource
+from redrive.kube.resources import INSPECTIONS, ROCKETMQ_POLICIES, Resource
 from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
@@ -453,6 +453,40 @@ def test_causes_in_cluster_show_consumers_and_examples(
     monkeypatch.setattr(CountingCluster, "fitting", 1)
     assert main(["causes", "orders"]) == 0
     assert "1 messages of less frequent causes are not shown" in capsys.readouterr().err
+
+
+class RocketMQCluster(CountingCluster):
+    """A cluster with a RocketMQRetryPolicy, whose dead letters have no cause."""
+
+    created: ClassVar[list[Body]] = []
+
+    def get(self, *arguments: object) -> Body:
+        assert arguments[0] is ROCKETMQ_POLICIES
+        return super().get(*arguments)
+
+    def create(self, resource: Resource, body: Body) -> Body:
+        self.created.append(body)
+        return super().create(resource, body)
+
+    def records(self) -> Sequence[object]:
+        summary = Summary(Recorder(lambda _: None))
+        summary.add(ROWS[0]._replace(properties={}))
+        return list(map(count_of, summary.ordered))
+
+
+def test_causes_of_rocketmq_are_counted_by_an_inspection(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection_run, "Cluster", RocketMQCluster)
+    assert main(["causes", "rmqpol/orders", "--all"]) == 0
+    captured = capsys.readouterr()
+    assert "a client of RocketMQ can't add a cause" in captured.err
+    assert "Look at one: redrive peek rmqpol/orders" in captured.err
+    (body,) = RocketMQCluster.created
+    assert body["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
+    assert body["metadata"]["ownerReferences"][0]["kind"] == "RocketMQRetryPolicy"
+    assert main(["peek", "rmqpol/orders", *DIRECT]) == 2
+    assert "--direct is for Pulsar" in capsys.readouterr().err
 
 
 class InspectorsCluster(CountingCluster):

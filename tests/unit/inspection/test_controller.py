@@ -14,9 +14,10 @@ import kopf
 import pytest
 
 from redrive.api import Body
+from redrive.auth.method import BrokerAccess, Method
 from redrive.errors import Requeue
 from redrive.inspection import controller
-from redrive.inspection.job import InspectionJob
+from redrive.inspection.job import InspectionJob, PulsarMessages, RocketMQMessages
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, UnavailableError
@@ -142,6 +143,69 @@ async def reconciled(  # noqa: PLR0913  parts of a cluster
     return await controller.reconcile(Key.of(body), context, asyncio.Lock()), api
 
 
+def rocketmq(**inspection: object) -> dict[str, Any]:
+    """Return a connection of RocketMQ, with the access of jobs if it has fields."""
+    cluster = {
+        "nameServers": ["rocketmq:9876"],
+        "brokerHosts": ["broker-*"],
+        "authentication": {"type": "None"},
+        "allow": [{"name": "one", "topics": ["*"], "groups": ["*"]}],
+        **({"inspection": inspection} if inspection else {}),
+    }
+    return named("BrokerConnection", "main", {"rocketmq": cluster})
+
+
+ROCKETMQ_POLICY = named(
+    "RocketMQRetryPolicy",
+    "orders",
+    {"connectionRef": {"name": "main"}, "topic": "orders", "group": "fulfilment"},
+    status=policy()["status"],
+)
+IN_ROCKETMQ = {"kind": "RocketMQRetryPolicy", "name": "orders"}
+ACCESS_KEY = {
+    "type": "AccessKey",
+    "accessKey": {"user": "inspector", "secretRef": {"name": "pulsar-inspector", "key": "key"}},
+}
+
+
+async def test_job_reads_dead_letters_of_rocketmq() -> None:
+    _, api = await reconciled(
+        inspection(policyRef=IN_ROCKETMQ),
+        connected=rocketmq(authentication=ACCESS_KEY),
+        policies=[policy()],
+        rocketmq_policies=Cache([ROCKETMQ_POLICY]),
+    )
+    (job,) = api.objects[resources.JOBS].values()
+    pod = job["spec"]["template"]["spec"]
+    assert InspectionJob.decode(pod["containers"][0]["args"][-1]).source == RocketMQMessages(
+        "%DLQ%fulfilment", "fulfilment", ["rocketmq:9876"], None, ["broker-*"]
+    )
+    access = BrokerAccess.decode(pod["containers"][0]["env"][-1]["value"])
+    assert (access.method, access.user) == (Method.ACCESS_KEY, "inspector")
+    (source,) = pod["volumes"][-1]["projected"]["sources"]
+    path = {"key": "key", "path": "credentials/secret-key"}
+    assert source == {"secret": {"name": "pulsar-inspector", "items": [path]}}
+
+
+@pytest.mark.parametrize(
+    ("access", "spec", "reason"),
+    [
+        ({}, {}, "InspectionIdentityMissing"),
+        ({"authentication": ACCESS_KEY}, {"from": "Retry"}, "RetriesNotInspected"),
+    ],
+)
+async def test_rocketmq_inspection_needs_access(
+    access: dict[str, Any], spec: dict[str, Any], reason: str
+) -> None:
+    _, api = await reconciled(
+        inspection(policyRef=IN_ROCKETMQ, **spec),
+        connected=rocketmq(**access),
+        rocketmq_policies=Cache([ROCKETMQ_POLICY]),
+    )
+    assert reason_in(api) == reason
+    assert not api.objects.get(resources.JOBS)
+
+
 def status_in(api: FakeKubernetes) -> dict[str, Any]:
     body = api.objects[resources.INSPECTIONS][Key("shop", "now")]
     status: dict[str, Any] = body["status"]
@@ -159,7 +223,10 @@ async def test_launch_creates_job_of_the_inspection_role() -> None:
     module, argument = pod["containers"][0]["args"][-2:]
     decoded = InspectionJob.decode(argument)
     assert module == "redrive.inspection"
-    assert (decoded.topic, decoded.subscription, decoded.seconds) == (DEAD_LETTERS, "redrive", 90)
+    assert decoded.seconds == 90
+    assert decoded.source == PulsarMessages(
+        DEAD_LETTERS, "redrive", "pulsar://pulsar:6650", "http://pulsar:8080"
+    )
     assert job["spec"]["backoffLimit"] == 0
     # The job reports that it has exceeded the deadline before Kubernetes stops it.
     assert job["spec"]["activeDeadlineSeconds"] == 150

@@ -16,9 +16,9 @@ from redrive.api import Body
 from redrive.api.inspection import InspectionRun
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection import __main__ as program
-from redrive.inspection.job import InspectionJob
+from redrive.inspection.job import InspectionJob, PulsarMessages
 from redrive.inspection.payloads import CauseCount, MessageRecord
-from redrive.inspection.reader import TopicReading
+from redrive.inspection.reader import InspectedTopic, TopicReading
 from redrive.inspection.sealing import Recipient
 from redrive.kube import logs
 from redrive.reading.rows import DeadLetterRow
@@ -28,14 +28,17 @@ JOB = InspectionJob(
     namespace="shop",
     name="now",
     uid="u",
-    topic="persistent://shop/prod/orders-$(TOKEN)-DLQ",
-    subscription="redrive",
-    service_url="pulsar://pulsar:6650",
-    admin_url="http://pulsar:8080",
+    source=PulsarMessages(
+        topic="persistent://shop/prod/orders-$(TOKEN)-DLQ",
+        subscription="redrive",
+        service_url="pulsar://pulsar:6650",
+        admin_url="http://pulsar:8080",
+    ),
     seconds=60,
     replays=[["after-fix", "Run"]],
 )
 TOPIC = "persistent://shop/prod/orders-DLQ"
+SOURCE = dataclasses.replace(JOB.source, topic=TOPIC)
 PLANTED = "ann@example.com"
 
 
@@ -106,11 +109,11 @@ def run_of(
         return {"metadata": {"name": "now"}, "spec": {"policyRef": {"name": "orders"}, **result}}
 
     monkeypatch.setattr(program, "_write", write)
-    monkeypatch.setattr(program, "plan_reading", lambda topic, *_: ListedReading(topic, 3, 3))
+    monkeypatch.setattr(InspectedTopic, "plan", lambda topic, *_: ListedReading(topic, 3, 3))
     credentials = SimpleNamespace(object_store_keys=dict)
     monkeypatch.setattr(program, "job_credentials", lambda: credentials)
     monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
-    program.main([dataclasses.replace(job, topic=TOPIC).encode()])
+    program.main([dataclasses.replace(job, source=SOURCE).encode()])
     return reports[-1]
 
 
@@ -180,12 +183,12 @@ def test_deadline_and_reports_need_no_selected_message(monkeypatch: pytest.Monke
         return {"metadata": {"name": "now"}, "spec": {"policyRef": {"name": "orders"}}}
 
     monkeypatch.setattr(program, "_write", write)
-    monkeypatch.setattr(program, "plan_reading", lambda topic, *_: SparseReading(topic, 9, 9))
+    monkeypatch.setattr(InspectedTopic, "plan", lambda topic, *_: SparseReading(topic, 9, 9))
     monkeypatch.setattr(program, "job_credentials", lambda: None)
     monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
     monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with pytest.raises(SystemExit):
-        program.main([dataclasses.replace(JOB, topic=TOPIC).encode()])
+        program.main([dataclasses.replace(JOB, source=SOURCE).encode()])
     first, *progress, failure = reports
     assert [run.messages for run in (first, *progress)] == [None, *range(6, 60, 6)]
     assert failure.failure is not None

@@ -86,6 +86,12 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     where = None if spec.select is None else spec.select.where
     key = Key.of(replay)
     policy_key = PolicyKey.of(replay)
+    if policy_key.kind != resources.POLICIES.kind:
+        raise Reason.OTHER_BROKER.error(
+            "Replays are for policies of Pulsar",
+            got=f"{policy_key.kind} {policy_key}",
+            remedy="use tools of the broker, or refer to a RetryPolicy",
+        )
     body = ready_policy(policy_key, ctx)
     reference, connection, asked, policy = used_policy(body, ctx)
     through = connections.key_of(reference, key.namespace)
@@ -395,17 +401,11 @@ def used_policy(body: Body, ctx: Context) -> UsedPolicy:
 
 
 def ready_policy(key: PolicyKey, ctx: Context) -> Body:
-    """Return a RetryPolicy whose topics and grants are in place.
+    """Return a policy whose topics and grants are in place.
 
     Raises:
-        RedriveError: it does not exist, is not Ready, or is of another broker.
+        RedriveError: it does not exist, or is not Ready.
     """
-    if key.kind != resources.POLICIES.kind:
-        raise Reason.OTHER_BROKER.error(
-            "Replays and Inspections are for policies of Pulsar",
-            got=f"{key.kind} {key}",
-            remedy="use tools of the broker, or refer to a RetryPolicy",
-        )
     body = ctx.find_policy(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
         raise Reason.POLICY_NOT_FOUND.error(
@@ -417,7 +417,7 @@ def ready_policy(key: PolicyKey, ctx: Context) -> Body:
     ready = find(body, READY)
     if ready is None or (ready.status, ready.observed_generation) != ("True", generation):
         raise Reason.POLICY_NOT_READY.error(
-            f"the RetryPolicy {key} is not Ready",
+            f"the {key.kind} {key} is not Ready",
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
             remedy="fix the problem in its conditions; the run starts automatically then",
         )

@@ -36,6 +36,7 @@ from redrive.api.job import (
 )
 from redrive.api.model import CaKind, CaRef
 from redrive.api.replay import ReplayEngine
+from redrive.api.rocketmq import AccessKey, RocketMQAuthentication, RocketMQInspection
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources
 from redrive.kube.context import Settings
@@ -251,7 +252,7 @@ def needed_objects(template: Body) -> Iterator[NamedObject]:
         yield NamedObject(_KINDS[kind], name)
 
 
-def lent_objects(identity: JobIdentity) -> frozenset[NamedObject]:
+def lent_objects(identity: JobIdentity | RocketMQInspection) -> frozenset[NamedObject]:
     """Return the objects that a connection names for jobs, which need the consent of their owner.
 
     Args:
@@ -284,7 +285,9 @@ class PodAccess:
 
 
 def pod_access(
-    identity: JobIdentity, redirect_hosts: Sequence[str], *more_sources: Mapping[str, Any]
+    identity: JobIdentity | RocketMQInspection,
+    redirect_hosts: Sequence[str],
+    *more_sources: Mapping[str, Any],
 ) -> PodAccess:
     """Return the access of pods to the credentials of *identity*.
 
@@ -320,26 +323,28 @@ def _volume(sources: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _description(
-    authentication: ReplayAuthentication, redirect_hosts: tuple[str, ...]
+    authentication: ReplayAuthentication | RocketMQAuthentication, redirect_hosts: tuple[str, ...]
 ) -> BrokerAccess:
-    method = Method(authentication.type.lower())
-    client = authentication.oauth2
-    if client is None:
-        return BrokerAccess(method, ACCESS_FOLDER, redirect_hosts)
-    return BrokerAccess(
-        method,
-        ACCESS_FOLDER,
-        redirect_hosts,
-        client.issuer_url,
-        client.client_id,
-        client.audience,
-        client.scope,
-    )
+    access = BrokerAccess(Method(authentication.type.lower()), ACCESS_FOLDER, redirect_hosts)
+    match authentication:
+        case RocketMQAuthentication(access_key=AccessKey(user=user)):
+            return dataclasses.replace(access, user=user)
+        case ReplayAuthentication(oauth2=OAuth2() as client):
+            return dataclasses.replace(
+                access,
+                issuer_url=client.issuer_url,
+                client_id=client.client_id,
+                audience=client.audience,
+                scope=client.scope,
+            )
+    return access
 
 
-def _sources(identity: JobIdentity) -> Iterator[Mapping[str, Any]]:
+def _sources(identity: JobIdentity | RocketMQInspection) -> Iterator[Mapping[str, Any]]:
     """Yield the mounted sources, each at its path of `BrokerAccess`."""
     match identity.authentication:
+        case RocketMQAuthentication(access_key=AccessKey(secret_ref=ref)):
+            yield _source("secret", ref.name, {ref.key: "credentials/secret-key"})
         case ReplayAuthentication(token=token) if token is not None:
             ref = token.secret_ref
             yield _source("secret", ref.name, {ref.key: "credentials/token"})

@@ -1,0 +1,72 @@
+"""An Inspection of RocketMQ: operator, Job, pod with its own access key, and the summary."""
+
+from __future__ import annotations
+
+import pytest
+
+from redrive.admin.access import Access
+from redrive.admin.rocketmq import RocketMQAdmin
+from redrive.inspection.payloads import MessageRecord
+from redrive.inspection.sealing import Recipient
+from sandbox.rocketmq import ADMIN, RocketMQ
+from tests.support.replay_shop import SECONDS, Shop, shop
+from tests.support.rocketmq import allow, create_user, send
+from tests.support.waiting import wait_until
+
+__all__ = ["shop"]
+pytestmark = pytest.mark.xdist_group("rocketmq")
+
+
+async def buried(cluster: RocketMQ, group: str) -> str:
+    """Put two dead letters of a group into the cluster; return the secret key of jobs."""
+    admin = RocketMQAdmin([cluster.name_server], Access(signing_key=(ADMIN, cluster.secret)))
+    async with admin.session() as session:
+        (master,) = await session.masters()
+        dead_letters = f"%DLQ%{group}"
+        for topic in (group, dead_letters):
+            await session.put_topic(master, topic, 1)
+        for retries in (3, 4):
+            await send(session, master, dead_letters, retries=retries)
+        secret = await create_user(session, master, f"{group}-jobs")
+        rights = {f"Topic:{dead_letters}": ["Get", "Sub"], f"Group:{group}": ["Sub"]}
+        await allow(session, master, f"{group}-jobs", rights)
+        return secret
+
+
+def key_of(user: str, secret: str) -> dict[str, object]:
+    reference = {"name": secret, "key": "secretKey"}
+    return {"type": "AccessKey", "accessKey": {"user": user, "secretRef": reference}}
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+async def test_inspection_reads_dead_letters_of_rocketmq(shop: Shop, rocketmq: RocketMQ) -> None:
+    group = shop.name
+    keys = {"operator-key": rocketmq.secret, "jobs-key": await buried(rocketmq, group)}
+    for name, secret in keys.items():
+        shop.lend("Secret", name, stringData={"secretKey": secret})
+    cluster = {
+        "nameServers": [rocketmq.name_server],
+        "authentication": key_of(ADMIN, "operator-key"),
+        "allow": [{"name": "shop", "topics": [group], "groups": [group]}],
+        "inspection": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
+    }
+    shop.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec={"rocketmq": cluster})
+    policy = {"connectionRef": {"name": "main"}, "topic": group, "group": group}
+    shop.apply("redrive.io/v1beta1", "RocketMQRetryPolicy", "orders", spec=policy)
+    recipient = Recipient()
+    reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
+    shop.inspect("now", policyRef=reference, messages={"recipient": recipient.public_key})
+    shop.apply(
+        "redrive.io/v1beta1",
+        "Replay",
+        "now",
+        spec={"policyRef": reference, "engine": "Job"},
+    )
+    status = shop.inspection("now")
+    assert (status["phase"], status["run"]["matched"]) == ("Completed", 2)
+    assert [c["messages"] for c in status["run"]["causes"]] == [2]
+    uid = shop.kubectl("get", "inspection/now", "-o", "jsonpath={.metadata.uid}")
+    records = recipient.open(status["run"]["sealed"], uid, MessageRecord)
+    assert [(r["id"], r["attempts"]) for r in records] == [("broker-a:0:1", 4), ("broker-a:0:0", 3)]
+    wait_until(lambda: "Ready" in shop.status("now"))
+    assert shop.status("now")["Ready"]["reason"] == "OtherBroker"
