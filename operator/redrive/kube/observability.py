@@ -124,6 +124,7 @@ class ConditionMetrics(Collector):
         yield family
         yield self._readiness()
         yield self._warnings(types)
+        yield self._dead_letters()
 
     def _warnings(self, types: frozenset[str]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
@@ -152,6 +153,19 @@ class ConditionMetrics(Collector):
             family.add_metric(
                 (key.name, key.namespace, spec["topic"], spec["subscription"]), _is_ready(body)
             )
+        return family
+
+    def _dead_letters(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "redrive_rocketmq_dead_letters",
+            "Dead letters of a RocketMQRetryPolicy that the masters keep.",
+            labels=POLICY_LABELS,
+        )
+        for body in self._caches.get(resources.ROCKETMQ_POLICIES, ()):
+            spec, key = body["spec"], Key.of(body)
+            count = (body.get("status") or {}).get("deadLetters")
+            if count is not None:
+                family.add_metric((key.name, key.namespace, spec["topic"], spec["group"]), count)
         return family
 
 

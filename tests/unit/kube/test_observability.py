@@ -68,6 +68,16 @@ def test_policy_metric_shows_ready_or_not(more: dict[str, Any], shown: float) ->
         assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) is None
 
 
+def test_dead_letters_of_rocketmq_are_shown() -> None:
+    body = policy(status={"deadLetters": 7})
+    body["spec"]["group"] = body["spec"].pop("subscription")
+    policies = Cache([body])
+    with counting_objects({resources.ROCKETMQ_POLICIES: policies}):
+        assert REGISTRY.get_sample_value("redrive_rocketmq_dead_letters", POLICY) == 7
+        policies.on_event({"type": "DELETED", "object": body})
+        assert REGISTRY.get_sample_value("redrive_rocketmq_dead_letters", POLICY) is None
+
+
 def test_policy_conditions_that_warn_are_shown_while_there() -> None:
     def shown() -> set[str]:
         return {
