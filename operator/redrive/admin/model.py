@@ -277,7 +277,7 @@ class SubscriptionStats:
         return max(0, self.backlog - self.delayed)
 
 
-class TopicStats(Mapping[str, SubscriptionStats]):
+class TopicStats(dict[str, SubscriptionStats]):
     """Statistics of a topic: those of its subscriptions, by name.
 
     Attributes:
@@ -292,27 +292,15 @@ class TopicStats(Mapping[str, SubscriptionStats]):
         published: Mapping[str, int],
         producers: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        self._subscriptions = subscriptions
+        super().__init__(subscriptions)
         self.published = published
         self.producers = producers
-
-    def __getitem__(self, subscription: str) -> SubscriptionStats:
-        """Return the statistics of one subscription."""
-        return self._subscriptions[subscription]
 
     @property
     def complete(self) -> frozenset[str]:
         """Return the names of the subscriptions that each partition has."""
         count = len(self.published)
         return frozenset(name for name, stats in self.items() if stats.partitions == count)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the subscriptions."""
-        return iter(self._subscriptions)
-
-    def __len__(self) -> int:
-        """Return the number of subscriptions."""
-        return len(self._subscriptions)
 
 
 def bounded(value: Any, most: int = HIGHEST_NUMBER) -> int:  # noqa: ANN401  JSON

@@ -29,18 +29,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+from redrive.admin import errors
 from redrive.admin.access import Access, Credentials
 from redrive.admin.connector import FairResolver
-from redrive.admin.errors import (
-    AdminError,
-    AdminForbiddenError,
-    AdminNotFoundError,
-    AuthenticationFailedError,
-    BrokerFailedError,
-    BrokerRefusedError,
-    BrokerUnreachableError,
-    unexpected_answer,
-)
 from redrive.admin.guards import Fence
 from redrive.admin.shares import namespace_of_call
 from redrive.policy.values import Patterns
@@ -164,7 +155,7 @@ class RocketMQAdmin:
         host, _, port = address.lower().rpartition(":")
         is_address = host and port.isascii() and port.isdecimal() and len(port) <= 5  # noqa: PLR2004
         if not is_address or not (allowed.match(host) or allowed.match(address)):
-            raise AdminError(
+            raise errors.AdminError(
                 "a name server lists a broker at an address that the connection does not name",
                 got=address[:255],
                 remedy="add its host to rocketmq.brokerHosts",
@@ -201,7 +192,7 @@ class RocketMQSession:
         call = partial(self._call_as, server, code, doing, body, fields)
         try:
             return await call(access)
-        except AuthenticationFailedError:
+        except errors.AuthenticationFailedError:
             renewed = await credentials.renewed(access)
             if renewed is None:
                 raise
@@ -227,7 +218,7 @@ class RocketMQSession:
                 most = MAX_PULLED if code is _Call.PULL else MAX_FRAME
                 result, remark, answer = await link.call(code, header, body, most)
         except ssl.SSLCertVerificationError as error:
-            raise AdminError(
+            raise errors.AdminError(
                 f"the certificate of {server} is not trusted, or is for another host",
                 got=error.verify_message,
                 remedy="correct the address, or tls.caRef",
@@ -236,7 +227,7 @@ class RocketMQSession:
         except (OSError, EOFError) as error:  # a time-out is an OSError
             if (broken := self._links.pop(server.address, None)) is not None:
                 broken.close()
-            raise BrokerUnreachableError(
+            raise errors.BrokerUnreachableError(
                 f"{server} does not answer, or not in time: {doing}",
                 got=type(error).__name__,
                 remedy="check the address, the network and the server",
@@ -257,12 +248,12 @@ class RocketMQSession:
         Raises:
             AdminError: no name server answers, or the cluster has no master there.
         """
-        failure: AdminError | None = None
+        failure: errors.AdminError | None = None
         for address in self._admin.name_servers:
             server = Master("", address)
             try:
                 answer = await self._call(server, _Call.CLUSTER_INFO, "list the brokers")
-            except BrokerUnreachableError as error:
+            except errors.BrokerUnreachableError as error:
                 failure = failure or error
                 continue
             return self._masters(_object(answer.body), address)
@@ -272,7 +263,9 @@ class RocketMQSession:
     def _masters(self, listed: Mapping[str, Any], address: str) -> tuple[Master, ...]:
         clusters, brokers = listed.get("clusterAddrTable"), listed.get("brokerAddrTable")
         if not isinstance(clusters, dict) or not isinstance(brokers, dict):
-            raise unexpected_answer(address, "a list of brokers without clusters or addresses")
+            raise errors.unexpected_answer(
+                address, "a list of brokers without clusters or addresses"
+            )
         only = next(iter(clusters)) if len(clusters) == 1 else None
         names = clusters.get(self._admin.cluster or only)
         masters = []
@@ -282,7 +275,7 @@ class RocketMQSession:
                     self._admin.check_address(master)
                     masters.append(Master(name[:255], master))
         if not masters:
-            raise BrokerUnreachableError(
+            raise errors.BrokerUnreachableError(
                 f"the name server {address} knows no master of the cluster",
                 got=f"clusters {', '.join(sorted(map(str, clusters)))[:256] or 'none'}",
                 remedy="start a master, or set rocketmq.cluster to one of these clusters",
@@ -307,7 +300,7 @@ class RocketMQSession:
         """Return the settings of a consumer group; None if it does not exist."""
         try:
             answer = await self._call(master, _Call.GROUP, f"read group {name}", group=name)
-        except AdminNotFoundError:
+        except errors.AdminNotFoundError:
             return None
         return _object(answer.body)
 
@@ -328,7 +321,7 @@ class RocketMQSession:
         try:
             doing = f"list consumers of group {group}"
             await self._call(master, _Call.CONSUMERS, doing, consumerGroup=group)
-        except AdminNotFoundError:
+        except errors.AdminNotFoundError:
             return False
         return True
 
@@ -336,7 +329,7 @@ class RocketMQSession:
         """Return the queues of a topic; None if it does not exist."""
         try:
             answer = await self._call(master, _Call.TOPIC, f"read topic {name}", topic=name)
-        except AdminNotFoundError:
+        except errors.AdminNotFoundError:
             return None
         config = _object(answer.body)
         names = ("readQueueNums", "writeQueueNums", "perm")
@@ -521,25 +514,27 @@ def _number(value: object, most: int, address: str) -> int:
     """
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > most:
-        raise unexpected_answer(address, "a value that is not a number within its bounds")
+        raise errors.unexpected_answer(address, "a value that is not a number within its bounds")
     return int(text)
 
 
-def _refusal(problem: str, code: int, remark: str) -> AdminError:
+def _refusal(problem: str, code: int, remark: str) -> errors.AdminError:
     words = " ".join(remark.split())[:300]
     got = "".join(c if c.isprintable() else "\ufffd" for c in f"{code} {words}".rstrip())
     if code in _MISSING:
-        return AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
+        return errors.AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
     if code == _NO_PERMISSION and "no permission" in remark:
-        return AdminForbiddenError(
+        return errors.AdminForbiddenError(
             problem, got=got, remedy="allow the user of the access key to do it, by its ACL"
         )
     if code == _NO_PERMISSION:  # an unknown user, or another secret key
-        return AuthenticationFailedError(
+        return errors.AuthenticationFailedError(
             problem, got=got, remedy="use an access key that the broker accepts"
         )
     if code == _SYSTEM_BUSY:
-        return BrokerFailedError(problem, got=got, remedy="No action needed: the operator retries")
-    return BrokerRefusedError(
+        return errors.BrokerFailedError(
+            problem, got=got, remedy="No action needed: the operator retries"
+        )
+    return errors.BrokerRefusedError(
         problem, got=got, remedy="the operator retries; correct the cause in the answer"
     )

@@ -395,28 +395,16 @@ def _flat(
             case _ if key not in _DROPPED:
                 flat[key] = value
     rules = _rules(flat, optional=optional)  # they replace those of *flat*
+    kind, is_long = flat.get("type"), flat.get("maximum", _INT32 + 1) > _INT32
+    is_nullable = optional and kind in {"object", "array"}
     return {
-        **_list_type(flat),
+        # The order of a list has a meaning, unless it has another type.
+        **({"x-kubernetes-list-type": "atomic"} if kind == "array" else {}),
         **flat,
-        **_nullable(flat, optional=optional),
-        **_format(flat),
+        **({"nullable": True} if is_nullable else {}),
+        **({"format": "int64" if is_long else "int32"} if kind == "integer" else {}),
         **rules,
     }
-
-
-def _list_type(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default type of a list: its order has a meaning."""
-    return {"x-kubernetes-list-type": "atomic"} if flat.get("type") == "array" else {}
-
-
-def _nullable(flat: Mapping[str, Any], *, optional: bool) -> dict[str, Any]:
-    return {"nullable": True} if optional and flat.get("type") in {"object", "array"} else {}
-
-
-def _format(flat: Mapping[str, Any]) -> dict[str, Any]:
-    if flat.get("type") != "integer":
-        return {}
-    return {"format": "int32" if flat.get("maximum", _INT32 + 1) <= _INT32 else "int64"}
 
 
 def _rules(flat: dict[str, Any], *, optional: bool) -> dict[str, Any]:

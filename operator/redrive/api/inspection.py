@@ -8,18 +8,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, Strict
 
+from redrive.api import replay
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
 from redrive.api.model import ApiModel, CheckedModel, Form, at_most_one, one_of
 from redrive.api.permissions import RuleName
 from redrive.api.policy_defaults import bounded_duration
-from redrive.api.replay import (
-    Duration,
-    MessageSelection,
-    PolicyRef,
-    ReasonText,
-    TicketText,
-    immutable,
-)
 from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedCauseCount
 from redrive.errors import InvalidSpecError
 
@@ -133,7 +126,7 @@ _FIXED = (
     "policyRef", "from", "select", "newest", "messages", "causes", "export", "deadline", "reason",
     "ticket",
 )  # fmt: skip
-_ONE_READING = immutable(
+_ONE_READING = replay.immutable(
     _FIXED,
     "the spec of an Inspection is immutable, except ttlAfterFinished: it is one run, like a Job",
     "create another Inspection",
@@ -145,7 +138,7 @@ class InspectionSpec(CheckedModel):
 
     RULES = (_ONE_READING, _RESULTS)
 
-    policy_ref: PolicyRef
+    policy_ref: replay.PolicyRef
     """Policy of the messages, in the same namespace."""
 
     source: Annotated[
@@ -156,7 +149,7 @@ class InspectionSpec(CheckedModel):
     """`DeadLetter`: dead letters that no Replay has moved. `Retry`: messages that wait for a retry;
     `inspection.retryTopics` of the connection must allow it. Defaults to DeadLetter."""
 
-    select: MessageSelection | None = None
+    select: replay.MessageSelection | None = None
     """Messages to count. Defaults to all that are read."""
 
     newest: Annotated[int, Strict(), Field(ge=1, le=MAX_NEWEST)] = NEWEST
@@ -176,14 +169,14 @@ class InspectionSpec(CheckedModel):
     deadline: Deadline = DEFAULT_DEADLINE
     """Time limit of the job, 1s to 1d. After it the Inspection is Failed. Defaults to 10m."""
 
-    ttl_after_finished: Duration = DEFAULT_TTL
+    ttl_after_finished: replay.Duration = DEFAULT_TTL
     """Time after its end when the Inspection is deleted, with its job and pods. At least 1s. It can
     change at any time. Defaults to 1h. Example: `10m`."""
 
-    reason: ReasonText | None = None
+    reason: replay.ReasonText | None = None
     """Reason of the Inspection for later readers, 1 to 1024 characters. Defaults to none."""
 
-    ticket: TicketText | None = None
+    ticket: replay.TicketText | None = None
     """Ticket of the Inspection, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
     def _check(self) -> None:

@@ -38,7 +38,6 @@ from redrive.kube.resources import (
     APPROVALS,
     CONNECTIONS,
     INSPECTIONS,
-    NAMESPACES,
     POLICIES,
     REPLAYS,
     Resource,
@@ -108,8 +107,7 @@ class Cluster:
         """Name of the caller, as the API server knows it."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self.request("POST", SELF_REVIEWS, review, query=_writing())
-        name: str = answer["status"]["userInfo"].get("username", "")
-        return name
+        return str(answer["status"]["userInfo"].get("username", ""))
 
     def list(
         self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
@@ -133,23 +131,13 @@ class Cluster:
                 return page["metadata"]["resourceVersion"], objects
             query["continue"] = token
 
-    def get(self, resource: Resource, namespace: str, name: str) -> Body:
-        """Read one object.
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
+        """Read one object; *namespace* is None for a kind without.
 
         Raises:
             ObjectNotFoundError: it does not exist.
         """
-        answer: Body = self.request("GET", resource.path(namespace, name))
-        return answer
-
-    def get_namespace(self, name: str) -> Body:
-        """Read a Namespace.
-
-        Raises:
-            ObjectNotFoundError: it does not exist.
-        """
-        answer: Body = self.request("GET", NAMESPACES.path(None, name))
-        return answer
+        return self.request("GET", resource.path(namespace, name))
 
     def create(self, resource: Resource, body: Body, *, dry_run: str | None = None) -> Body:
         """Create *body* in its namespace; a field that the schema does not know is refused.
@@ -162,8 +150,7 @@ class Cluster:
         if dry_run == "client":
             return body
         path = resource.path(body["metadata"]["namespace"])
-        answer: Body = self.request("POST", path, body, query=_writing(dry_run))
-        return answer
+        return self.request("POST", path, body, query=_writing(dry_run))
 
     def patch(
         self, resource: Resource, body: Body, patch: Body, *, dry_run: str | None = None
@@ -180,13 +167,8 @@ class Cluster:
             return _merged(body, patch)
         metadata = body["metadata"]
         own = {"uid": metadata["uid"], **(patch.get("metadata") or {})}
-        answer: Body = self.request(
-            "PATCH",
-            resource.path(metadata["namespace"], metadata["name"]),
-            {**patch, "metadata": own},
-            query=_writing(dry_run),
-        )
-        return answer
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return self.request("PATCH", path, {**patch, "metadata": own}, query=_writing(dry_run))
 
     def delete(self, resource: Resource, body: Body) -> None:
         """Delete the object of *body* if it exists, unless another object has its name by now."""
@@ -240,7 +222,7 @@ class Cluster:
         body: Body | None = None,
         *,
         query: Mapping[str, str] | None = None,
-    ) -> Any:  # noqa: ANN401  JSON
+    ) -> dict[str, Any]:
         """Send one request; return the answer. Expired credentials are renewed once.
 
         Raises:
@@ -251,6 +233,7 @@ class Cluster:
             self._configuration, *_ = _configuration(self._flags)
             self.__dict__.pop("_connections", None)
             response = self.send(method, path, body, query=query)
+        answer: dict[str, Any]
         try:
             answer = json.loads(response.data)
         except ValueError:

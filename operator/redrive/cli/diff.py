@@ -13,14 +13,8 @@ from collections.abc import Iterator
 import click
 
 from redrive.api import Body
+from redrive.cli import develop
 from redrive.cli.cluster import Cluster, ClusterError, ObjectNotFoundError
-from redrive.cli.develop import (
-    desired_of,
-    live_claim,
-    read_connection,
-    read_manifests,
-    resolved,
-)
 from redrive.cli.frame import ClusterFlags, cluster_options
 from redrive.cli.output import say
 from redrive.cli.policies import conditions_of
@@ -60,7 +54,7 @@ def diff(file: str, flags: ClusterFlags, *, observe: bool) -> int:
     """
     try:
         cluster = Cluster(flags)
-        manifests = read_manifests(file, cluster.namespace)
+        manifests = develop.read_manifests(file, cluster.namespace)
         changes = list(_changes(manifests, cluster, observes=observe))
     except RedriveError as error:
         click.echo(f"error: {error}", err=True)
@@ -150,23 +144,25 @@ def _immutable(live: Claim, claim: Claim) -> Iterator[str]:
 def _live(cluster: Cluster, key: Key) -> Claim | None:
     """Return the policy of the cluster; None where it does not exist."""
     try:
-        return live_claim(cluster, key)
+        return develop.live_claim(cluster, key)
     except ObjectNotFoundError:
         return None
 
 
 def _completed(claim: Claim, cluster: Cluster) -> Claim:
     """Return *claim* with the connection of the cluster where the file has none."""
-    connection = None if claim.connection else read_connection(cluster, claim.request.through)
+    connection = (
+        None if claim.connection else develop.read_connection(cluster, claim.request.through)
+    )
     if connection is None:
         return claim
     metadata = {**claim.manifest.metadata, **claim.request.key._asdict()}
-    return resolved({**claim.manifest.body, "metadata": metadata}, connection)
+    return develop.resolved({**claim.manifest.body, "metadata": metadata}, connection)
 
 
 def state(claim: Claim) -> Iterator[str]:
     """Yield the desired state of a policy, one fact in each line."""
-    wanted, spec = desired_of(claim), claim.request.spec
+    wanted, spec = develop.desired_of(claim), claim.request.spec
     topics = {"retry topic": wanted.retry, "dead-letter topic": wanted.topic(TopicRole.DEAD_LETTER)}
     for role, topic in topics.items():
         if topic is None:

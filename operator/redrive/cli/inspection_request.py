@@ -263,7 +263,8 @@ def inspection_options(function: Callable[..., int | None]) -> Callable[..., Any
             raise click.UsageError("--direct is for Pulsar; leave it out")
         if name is not None and (is_rocketmq or not is_file(policy)):
             raise click.UsageError(NAME_WITHOUT_FILE)
-        choice = _choice(select)
+        selection = parse(Selection, select, "select")
+        choice = Choice.of(selection, limit=selection.limit)
         logging.getLogger("redrive").addHandler(logging.NullHandler())
         own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}
         request = InspectionRequest(
@@ -272,13 +273,3 @@ def inspection_options(function: Callable[..., int | None]) -> Callable[..., Any
         return function(request, **options)
 
     return command  # type: ignore[no-any-return]
-
-
-def _choice(select: Body) -> Choice:
-    """Check a selection as the API does; return it.
-
-    Raises:
-        InvalidSpecError: a part of it is invalid.
-    """
-    selection = parse(Selection, select, "select")
-    return Choice.of(selection, limit=selection.limit)

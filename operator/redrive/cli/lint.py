@@ -16,7 +16,7 @@ from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import ClusterFlags, cluster_options
 from redrive.cli.output import counted, document, print_document
 from redrive.errors import RedriveError
-from redrive.kube.resources import CONNECTIONS, POLICIES, Resource
+from redrive.kube.resources import CONNECTIONS, NAMESPACES, POLICIES, Resource
 from redrive.lint import report
 from redrive.lint.checks import lint as find
 from redrive.lint.manifests import Manifest, Manifests
@@ -173,7 +173,7 @@ def _add_namespaces(manifests: Manifests, cluster: Cluster, names: Iterable[str]
     live = Manifests()
     for name in set(names) - {manifest.name for manifest in manifests.namespaces}:
         with suppress(NotPermittedError, ObjectNotFoundError):
-            body = cluster.get_namespace(name)
+            body = cluster.get(NAMESPACES, None, name)
             metadata = {"name": name, "labels": body["metadata"].get("labels") or {}}
             content = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
             live.add(f"{LIVE}Namespace/{name}", yaml.safe_dump(content).encode())

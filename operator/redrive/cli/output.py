@@ -167,9 +167,10 @@ def table(
 ) -> list[str]:
     """Return the lines of a table.
 
-    Where it is wider than the terminal, columns are left out, and the last one is cut.
+    None is shown as `MISSING`. Where the table is wider than the terminal, columns are left out,
+    and the last one is cut.
     """
-    texts = [[clean(cell) for cell in row] for row in rows]
+    texts = [[MISSING if cell is None else clean(cell) for cell in row] for row in rows]
     shown = [index for index, column in enumerate(columns) if wide or not column.wide]
     sizes = [
         max(map(len, [column.title, *(row[index] for row in texts)]))

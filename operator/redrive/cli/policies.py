@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
@@ -21,7 +21,6 @@ from redrive.cli.documents import (
     ConnectionStatus,
     PolicyStatus,
     ReplayRecord,
-    StatusList,
 )
 from redrive.cli.frame import (
     HAS_FINDINGS,
@@ -51,14 +50,7 @@ from redrive.cli.output import (
     written,
 )
 from redrive.cli.policy_actions import refreshed
-from redrive.kube.resources import (
-    CONNECTIONS,
-    DEAD_LETTER_NOW,
-    POLICIES,
-    REPLAYS,
-    REQUESTED_BY,
-    PolicyKey,
-)
+from redrive.kube import resources
 from redrive.policy.values import parse_duration
 
 DEAD_LETTERS = "DeadLetters"
@@ -112,15 +104,10 @@ class Overview(NamedTuple):
     policies: Sequence[PolicyStatus]
     connections: Sequence[ConnectionStatus]
 
-    def document(self) -> StatusList:
+    def document(self) -> dict[str, Any]:
         """Return the document for programs."""
-        return {
-            "apiVersion": "cli.redrive.io/v1",
-            "kind": "StatusList",
-            "context": self.context,
-            "connections": list(self.connections),
-            "items": list(self.policies),
-        }
+        connections = list(self.connections)
+        return document("StatusList", self.policies, context=self.context, connections=connections)
 
     @property
     def findings(self) -> int:
@@ -165,9 +152,9 @@ def status(  # noqa: PLR0913  the options of the command
     scope = cluster.namespace if policy else cluster.scope
     view = View(cluster, flags, policy, output, shows_all=shows_all)
     bodies = (
-        [cluster.get(POLICIES, cluster.namespace, policy)]
+        [cluster.get(resources.POLICIES, cluster.namespace, policy)]
         if policy
-        else cluster.list(POLICIES, scope, labels=selector)
+        else cluster.list(resources.POLICIES, scope, labels=selector)
     )
     if refresh:
         bodies = list(map(partial(refreshed, cluster), bodies))
@@ -175,7 +162,8 @@ def status(  # noqa: PLR0913  the options of the command
         _watch(view, cluster, scope, selector)
     overview = view.overview(bodies)
     if output in FORMATS:
-        print_document(overview.document(), output, [_object_name(p) for p in overview.policies])
+        names = [f"retrypolicy.redrive.io/{item['name']}" for item in overview.policies]
+        print_document(overview.document(), output, names)
     else:
         click.echo("\n".join(view.lines(overview)))
     return HAS_FINDINGS if exit_code and overview.findings else 0
@@ -190,7 +178,7 @@ def _watch(view: View, cluster: Cluster, scope: str | None, selector: str) -> No
     live = Live(sys.stdout, report_seconds=0)
     printed: dict[str, PolicyStatus] = {}
     fields = f"metadata.name={view.policy}" if view.policy else ""
-    for snapshot in cluster.watch(POLICIES, scope, labels=selector, fields=fields):
+    for snapshot in cluster.watch(resources.POLICIES, scope, labels=selector, fields=fields):
         overview = view.overview(snapshot.objects)
         if view.output in FORMATS:
             for item in overview.policies:
@@ -364,7 +352,7 @@ def policy_status(body: Body) -> PolicyStatus:
         "deadLetterNow": [
             {"origin": request.origin, "endTime": written(request.end)}
             for request in dead_letter_requests(
-                (metadata.get("annotations") or {}).get(DEAD_LETTER_NOW) or "", now()
+                (metadata.get("annotations") or {}).get(resources.DEAD_LETTER_NOW) or "", now()
             )
         ],
         "replays": [],
@@ -406,13 +394,13 @@ def _connections(
 ) -> dict[str, ConnectionStatus]:
     """Read all connections with `-A`, else those of *items*; one that may not be read is absent."""
     if flags.all_namespaces:
-        states = map(connection_status, cluster.list(CONNECTIONS, None))
+        states = map(connection_status, cluster.list(resources.CONNECTIONS, None))
         return {f"{state['namespace']}/{state['name']}": state for state in states}
     states_by_name = {}
     for name in sorted({item["connection"] for item in items}):
         with suppress(NotPermittedError, ObjectNotFoundError):
             states_by_name[name] = connection_status(
-                cluster.get(CONNECTIONS, *name.split("/", maxsplit=1))
+                cluster.get(resources.CONNECTIONS, *name.split("/", maxsplit=1))
             )
     return states_by_name
 
@@ -443,11 +431,7 @@ def _row(item: PolicyStatus, at: datetime) -> Iterator[object]:
     yield item["namespace"]
     yield item["name"]
     yield {"True": "yes", "False": "no"}.get(item["ready"], "?")
-    yield MISSING if item["waiting"] is None else item["waiting"]
-    yield MISSING if item["due"] is None else item["due"]
-    yield MISSING if item["deadLetters"] is None else item["deadLetters"]
-    new = item["deadLettersLastHour"]
-    yield MISSING if new is None else new
+    yield from (item["waiting"], item["due"], item["deadLetters"], item["deadLettersLastHour"])
     yield age_of(item["oldestDeadLetterTime"], at)
     yield _time_until(item["expiryTime"], at)
     yield item["connection"]
@@ -473,18 +457,14 @@ def _time_until(text: str | None, at: datetime) -> str:
 
 def _connection_row(connection: ConnectionStatus) -> list[object]:
     name = f"{connection['namespace']}/{connection['name']}"
-    policies = MISSING if connection["policies"] is None else connection["policies"]
-    return [name, connection["brokerVersion"] or MISSING, policies, _state_of(connection)]
+    version = connection["brokerVersion"] or MISSING
+    return [name, version, connection["policies"], _state_of(connection)]
 
 
 def _state_of(connection: ConnectionStatus) -> str:
     ready = connection["ready"] == "True"
     state = "ready" if ready else f"{connection['reason']}: {connection['message']}"
     return "; ".join([state, *connection["warnings"]])
-
-
-def _object_name(item: PolicyStatus) -> str:
-    return f"retrypolicy.redrive.io/{item['name']}"
 
 
 @click.command()
@@ -511,9 +491,9 @@ def history(policy: str, output: str | None, flags: ClusterFlags) -> None:
             record["name"],
             record["mode"],
             record["result"] or record["phase"],
-            MISSING if record["moved"] is None else record["moved"],
-            MISSING if record["refused"] is None else record["refused"],
-            f"{age_of(record['completionTime'], at)} ago" if record["completionTime"] else MISSING,
+            record["moved"],
+            record["refused"],
+            f"{age_of(record['completionTime'], at)} ago" if record["completionTime"] else None,
             record["requestedBy"] or MISSING,
             record["approvedBy"] or MISSING,
             record["ticket"] or MISSING,
@@ -530,11 +510,14 @@ def history_of(cluster: Cluster, namespace: str, policy: str) -> list[ReplayReco
     Raises:
         ObjectNotFoundError: the policy does not exist.
     """
-    results = (cluster.get(POLICIES, namespace, policy).get("status") or {}).get("replays") or ()
+    found = cluster.get(resources.POLICIES, namespace, policy)
+    results = (found.get("status") or {}).get("replays") or ()
     replays = [
         replay
-        for replay in cluster.list(REPLAYS, namespace, fields=f"spec.policyRef.name={policy}")
-        if PolicyKey.of(replay).kind == POLICIES.kind
+        for replay in cluster.list(
+            resources.REPLAYS, namespace, fields=f"spec.policyRef.name={policy}"
+        )
+        if resources.PolicyKey.of(replay).kind == resources.POLICIES.kind
     ]
     uids = {replay["metadata"]["uid"] for replay in replays}
     replays.sort(key=lambda replay: str(replay["metadata"]["creationTimestamp"]), reverse=True)
@@ -562,7 +545,7 @@ def replay_record(replay: Body) -> ReplayRecord:
         "refused": counts.get("refused"),
         "deadAgain": (run.get("outcome") or {}).get("deadAgain"),
         "completionTime": status.get("completionTime"),
-        "requestedBy": (metadata.get("annotations") or {}).get(REQUESTED_BY),
+        "requestedBy": (metadata.get("annotations") or {}).get(resources.REQUESTED_BY),
         "approvedBy": (run.get("approval") or {}).get("approvedBy"),
         "reason": spec.get("reason"),
         "ticket": spec.get("ticket"),

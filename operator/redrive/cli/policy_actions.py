@@ -24,16 +24,7 @@ from redrive.cli.cluster import Cluster
 from redrive.cli.frame import NOT_FINISHED, Seconds, WriteFlags, policy_argument, write_options
 from redrive.cli.output import age, now, say, written
 from redrive.errors import RedriveError
-from redrive.kube.resources import (
-    DEAD_LETTER_NOW,
-    IGNORE_OUTAGES_UNTIL,
-    PAUSE,
-    POLICIES,
-    RECONCILE_REQUESTED_AT,
-    REQUESTED_BY,
-    UNLOAD_REQUESTED_AT,
-    is_paused,
-)
+from redrive.kube import resources
 from redrive.policy.envelope import ORIGIN_FORM
 
 REFRESH_SECONDS = 15.0
@@ -50,14 +41,14 @@ def reconcile(policy: str, flags: WriteFlags, *, pause: bool, resume: bool) -> N
     if pause and resume:
         raise click.UsageError("--pause and --resume exclude each other")
     cluster = Cluster(flags)
-    body = cluster.get(POLICIES, cluster.namespace, policy)
-    if is_paused(body) and not (pause or resume):
+    body = cluster.get(resources.POLICIES, cluster.namespace, policy)
+    if resources.is_paused(body) and not (pause or resume):
         hint = flags.hint("reconcile", policy, "--resume")
         raise RedriveError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
     if pause or resume:
-        annotation = {PAUSE: "true" if pause else None}
+        annotation = {resources.PAUSE: "true" if pause else None}
     else:
-        annotation = {RECONCILE_REQUESTED_AT: written(now())}
+        annotation = {resources.RECONCILE_REQUESTED_AT: written(now())}
     after = _annotate(cluster, body, annotation, flags.dry_run)
     flags.show(after, "paused" if pause else "resumed" if resume else "reconcile requested")
 
@@ -69,9 +60,9 @@ def _annotate(
     dry_run: str | None = None,
 ) -> Body:
     """Set an annotation of a policy, and the one that names the caller; None removes it."""
-    annotations = {**annotation, REQUESTED_BY: cluster.user}
+    annotations = {**annotation, resources.REQUESTED_BY: cluster.user}
     patch = {"metadata": {"annotations": annotations}}
-    return cluster.patch(POLICIES, policy, patch, dry_run=dry_run)
+    return cluster.patch(resources.POLICIES, policy, patch, dry_run=dry_run)
 
 
 @click.command()
@@ -88,9 +79,9 @@ def ignore_outage(policy: str, seconds: float | None, flags: WriteFlags, *, stop
     if stop is (seconds is not None):
         raise click.UsageError("choose one of --for and --stop")
     cluster = Cluster(flags)
-    body = cluster.get(POLICIES, cluster.namespace, policy)
+    body = cluster.get(resources.POLICIES, cluster.namespace, policy)
     end = None if seconds is None else written(now() + timedelta(seconds=seconds))
-    after = _annotate(cluster, body, {IGNORE_OUTAGES_UNTIL: end}, flags.dry_run)
+    after = _annotate(cluster, body, {resources.IGNORE_OUTAGES_UNTIL: end}, flags.dry_run)
     flags.show(after, "pauses for outages again" if stop else f"ignores outages until {end}")
 
 
@@ -141,11 +132,11 @@ def dead_letter(
     if not (origins or stop):
         raise click.UsageError("name the message with --origin, or withdraw requests with --stop")
     cluster = Cluster(flags)
-    body = cluster.get(POLICIES, cluster.namespace, policy)
+    body = cluster.get(resources.POLICIES, cluster.namespace, policy)
     annotations, at = body["metadata"].get("annotations") or {}, now()
     requests = {
         request.origin: request
-        for request in dead_letter_requests(annotations.get(DEAD_LETTER_NOW) or "", at)
+        for request in dead_letter_requests(annotations.get(resources.DEAD_LETTER_NOW) or "", at)
     }
     if stop:
         for origin in origins or tuple(requests):
@@ -162,7 +153,7 @@ def dead_letter(
             got=len(requests),
             remedy=f"wait until others have ended, or withdraw them: {hint}",
         )
-    annotation = {DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
+    annotation = {resources.DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
     after = _annotate(cluster, body, annotation, flags.dry_run)
     rest = f"{len(requests)} requests are left" if requests else "no request is left"
     flags.show(after, rest if stop else f"dead-letters {', '.join(origins)} at the next failure")
@@ -191,7 +182,7 @@ def _check_active(policy: Body, flags: WriteFlags) -> None:
         RedriveError: it is paused, or only observed.
     """
     metadata, spec = policy["metadata"], policy["spec"]
-    if is_paused(policy):
+    if resources.is_paused(policy):
         raise RedriveError(
             "the policy is paused, so the operator does not carry out the request",
             remedy=f"run: {flags.hint('reconcile', metadata['name'], '--resume')}",
@@ -223,10 +214,10 @@ def unload(policy: str, seconds: float, flags: WriteFlags) -> int:
     handle at that moment are delivered again.
     """
     cluster = Cluster(flags)
-    body = cluster.get(POLICIES, cluster.namespace, policy)
+    body = cluster.get(resources.POLICIES, cluster.namespace, policy)
     _check_active(body, flags)
     request_time = written(now())
-    after = _annotate(cluster, body, {UNLOAD_REQUESTED_AT: request_time}, flags.dry_run)
+    after = _annotate(cluster, body, {resources.UNLOAD_REQUESTED_AT: request_time}, flags.dry_run)
     if flags.dry_run is not None:
         flags.show(after, "")
         return 0
@@ -260,7 +251,7 @@ def refreshed(cluster: Cluster, policy: Body) -> Body:
         return ((policy.get("status") or {}).get("backlog") or {}).get("observedTime")
 
     before = observed(policy)
-    requested = _annotate(cluster, policy, {RECONCILE_REQUESTED_AT: written(now())})
+    requested = _annotate(cluster, policy, {resources.RECONCILE_REQUESTED_AT: written(now())})
     after = awaited(
         cluster, requested, REFRESH_SECONDS, lambda policy: observed(policy) not in {None, before}
     )
@@ -274,7 +265,7 @@ def awaited(
 ) -> Body | None:
     """Wait until *holds* returns True of a policy; return the policy, None if it takes longer."""
     start = time.monotonic()
-    with closing(cluster.states(POLICIES, policy)) as states:
+    with closing(cluster.states(resources.POLICIES, policy)) as states:
         for state in states:
             (body,) = state.objects
             if holds(body):

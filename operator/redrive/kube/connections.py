@@ -180,17 +180,14 @@ def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:
     return {
         Key.of(policy).namespace
         for body in connections
-        if any("selector" in (rule.get("namespaces") or {}) for rule in _allow(body))
+        if any("selector" in (rule.get("namespaces") or {}) for rule in written_rules(body))
         for policy in users(Key.of(body), policies)
     }
 
 
-def _allow(connection: Body) -> Iterable[Body]:
-    return written_rules(connection.get("spec") or {})
-
-
-def written_rules(spec: Body) -> Sequence[Body]:
+def written_rules(connection: Body) -> Sequence[Body]:
     """Return the rules in the spec of a connection, as they are written."""
+    spec = connection.get("spec") or {}
     return spec.get("allow") or (spec.get("rocketmq") or {}).get("allow") or ()
 
 
@@ -407,6 +404,9 @@ class Connections:
             self._breakers.pop(key, None)
 
 
+_parsed = partial(parse_spec, BrokerConnectionSpec)
+
+
 def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
     """Read the spec of a connection.
 
@@ -429,10 +429,6 @@ def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
             f"the BrokerConnection {key} has an invalid spec: {error}",
             remedy="correct it; dependent objects are reconciled automatically",
         ) from error
-
-
-def _parsed(body: Body) -> BrokerConnectionSpec:
-    return parse_spec(BrokerConnectionSpec, body)
 
 
 READ_SECONDS = 30.0
@@ -525,6 +521,9 @@ async def following(kubernetes: Kubernetes) -> AsyncIterator[NamespaceLabels]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+_parsed_policy = partial(parse_spec, RetryPolicySpec)
+
+
 def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:
     """Return the spec of a RetryPolicy as written, without defaults of its connection.
 
@@ -556,10 +555,6 @@ def policy_of(body: Body, policies: Cache, spec: RetryPolicySpec) -> Policy:
         InvalidSpecError: its values contradict each other.
     """
     return policies.derive(_policy, body, spec)
-
-
-def _parsed_policy(body: Body) -> RetryPolicySpec:
-    return parse_spec(RetryPolicySpec, body)
 
 
 def _effective(_: Body, spec: RetryPolicySpec, defaults: PolicyDefaults | None) -> RetryPolicySpec:

@@ -94,7 +94,8 @@ class LeaderElector:
             self._see(await self._kubernetes.get(resources.LEASES, self._key))
         except NotFoundError:
             self._see(None)
-        if self._writer not in {"", self._identity} and self._silence() < LEASE_SECONDS:
+        silence = self._elapsed() - self._seen_at
+        if self._writer not in {"", self._identity} and silence < LEASE_SECONDS:
             return False
         try:
             await self._write(taken=self._writer != self._identity)
@@ -185,9 +186,6 @@ class LeaderElector:
             self._writer = holder
         elif spec.get("leaseDurationSeconds") == RELEASED_SECONDS:
             self._writer = ""
-
-    def _silence(self) -> float:
-        return self._elapsed() - self._seen_at
 
     def _holder(self) -> str:
         holder = _spec(self._record).get("holderIdentity")

@@ -71,12 +71,12 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  overrides
         """Format the line."""
-        return _printable(super().formatMessage(record))
+        return printable(super().formatMessage(record))
 
     def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802  overrides
         """Format a traceback."""
         lines = super().formatException(ei).split("\n")
-        return "\n".join(f"  {_printable(line)}" for line in lines)
+        return "\n".join(f"  {printable(line)}" for line in lines)
 
 
 class TracebackLimit(logging.Filter):
@@ -114,7 +114,8 @@ def _place(error: BaseException) -> tuple[str, int] | None:
     return traceback and (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Return *text* without characters that move the cursor of a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -23,13 +23,7 @@ from redrive.kube.resources import SECRETS, USABLE_BY, Key
 from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import Finding, LintRule, concerned, finding_at, nearest
 from redrive.policy.naming import TopicName
-from redrive.provision.checks import (
-    ADMISSION,
-    chained,
-    foreign_config_map,
-    prior_claim,
-    too_many_policies,
-)
+from redrive.provision import checks
 from redrive.provision.desired import config_map_of
 from redrive.provision.ownership import shown_policy
 from redrive.provision.request import Request
@@ -231,7 +225,7 @@ def _check_permissions(claim: Claim) -> Iterator[Finding]:
             "another connection",
         )
         return
-    for error in ADMISSION.violations(request):
+    for error in checks.ADMISSION.violations(request):
         yield _finding(manifest, error)
 
 
@@ -245,7 +239,7 @@ def _check_numbers(claims: Sequence[Claim]) -> Iterator[Finding]:
     for policies in map(dict.values, peers.values()):
         most = next(iter(policies)).request.permissions.limits.policies
         for claim in islice(policies, most, None):
-            error = too_many_policies(claim.request, len(policies))
+            error = checks.too_many_policies(claim.request, len(policies))
             yield finding_at(claim.manifest, LintRule.of(error), ("metadata", "name"), str(error))
 
 
@@ -258,7 +252,7 @@ def _check_config_maps(claims: Sequence[Claim]) -> Iterator[Finding]:
         key = config_map_of(body)
         owner = owners.setdefault(key, claim)
         if owner.request.key != claim.request.key:
-            error = foreign_config_map(key.name)
+            error = checks.foreign_config_map(key.name)
             field: FieldPath = ("spec", "naming", "configMap")
             path = field if manifest.node_at(field)[2] == len(field) else ("metadata", "name")
             related = owner.manifest, ("metadata", "name")
@@ -322,7 +316,7 @@ def _check_rivals(claims: Sequence[Claim]) -> Iterator[Finding]:
 
 def _check_rival(claim: Claim, rival: Claim) -> Iterator[Finding]:
     request, other, manifest = claim.request, rival.request, claim.manifest
-    contested = prior_claim(request, other)
+    contested = checks.prior_claim(request, other)
     if contested is not None:
         shared = set(other.spec.own_topics) | {other.policy.topic}
         path: FieldPath = ("spec", "subscription")
@@ -336,7 +330,7 @@ def _check_rival(claim: Claim, rival: Claim) -> Iterator[Finding]:
     elif request.policy.topic in other.spec.own_topics and (
         request.spec.chaining is Chaining.FORBIDDEN
     ):
-        error = chained(shown_policy(other.key, request.key.namespace))
+        error = checks.chained(shown_policy(other.key, request.key.namespace))
         related = rival.manifest, ("spec", "subscription")
         path = ("spec", "topic")
         yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)

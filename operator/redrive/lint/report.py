@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from redrive import __version__
+from redrive.kube.logs import printable
 from redrive.lint.manifests import Place
 from redrive.lint.rules import Finding, LintRule, Severity
 
@@ -29,14 +30,7 @@ def _line(finding: Finding) -> str:
     field = f" {finding.field}" if finding.field else ""
     is_warning = finding.rule.severity is Severity.WARNING
     mark = f"warning: {finding.rule.id}" if is_warning else finding.rule.id
-    return f"{positions}{field}: {_printable(finding.message)}  [{mark}]\n"
-
-
-def _printable(text: str) -> str:
-    """Return *text* without characters that move the cursor of a terminal."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+    return f"{positions}{field}: {printable(finding.message)}  [{mark}]\n"
 
 
 def items(findings: Sequence[Finding]) -> list[dict[str, Any]]:

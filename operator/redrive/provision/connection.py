@@ -78,7 +78,7 @@ def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any
         ctx: caches and clients of the operator.
     """
     by_namespace = Counter(Key.of(body).namespace for body in used)
-    by_rule = {rule["name"]: Counter[str]() for rule in written_rules(connection["spec"])}
+    by_rule = {rule["name"]: Counter[str]() for rule in written_rules(connection)}
     for namespace, count in by_namespace.items():
         for rule in rules_for(Key.of(connection), namespace, ctx.connections, ctx.namespaces):
             by_rule[rule.name][namespace] = count

@@ -224,7 +224,8 @@ class GroupClaims:
         for other in self.rivals(body):
             key, claim = Key.of(other), claim_of(other)
             counts = claim.is_held or (key.namespace == own.namespace and not claim.is_stalled)
-            if counts and self._same_cluster(body, other) and _rank(other) < _rank(body):
+            is_same = self._cluster(body) == self._cluster(other)
+            if counts and is_same and _rank(other) < _rank(body):
                 raise ContestedError(
                     f"another policy manages group {_group_of(body)}",
                     rival=key,
@@ -232,9 +233,6 @@ class GroupClaims:
                     remedy="delete one of the two",
                     reason=Reason.RESOURCE_CONFLICT,
                 )
-
-    def _same_cluster(self, body: Body, other: Body) -> bool:
-        return self._cluster(body) == self._cluster(other)
 
     def _cluster(self, body: Body) -> object:
         try:

@@ -8,6 +8,7 @@ enqueues the objects that a change of a cache may affect. It decides nothing abo
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 import kopf
@@ -16,7 +17,7 @@ from redrive.admin.errors import AuthenticationFailedError
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, is_new, is_progressing, is_ready, is_settled, reason
 from redrive.kube import resources
-from redrive.kube.cache import needs_reconcile
+from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
@@ -42,6 +43,11 @@ class Stoppable(Protocol):
         """Stop the task, and wait for its end."""
 
 
+WATCHED = (
+    resources.POLICIES, resources.ROCKETMQ_POLICIES, resources.CONNECTIONS, resources.CONFIG_MAPS
+)  # fmt: skip
+
+
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, ...]:
     """Register the handlers of this journey, and enqueue the objects that need a reconcile.
 
@@ -50,23 +56,8 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
     """
     queues = Queues(ctx)
     queues.listen()
-
-    @kopf.on.event(*resources.POLICIES.address, registry=registry)
-    async def policy(event: kopf.RawEvent, **_: object) -> None:
-        ctx.policies.on_event(event)
-
-    @kopf.on.event(*resources.ROCKETMQ_POLICIES.address, registry=registry)
-    async def rocketmq_policy(event: kopf.RawEvent, **_: object) -> None:
-        ctx.rocketmq_policies.on_event(event)
-
-    @kopf.on.event(*resources.CONNECTIONS.address, registry=registry)
-    async def broker_connection(event: kopf.RawEvent, **_: object) -> None:
-        ctx.connections.on_event(event)
-
-    @kopf.on.event(*resources.CONFIG_MAPS.address, registry=registry)
-    async def config_map(event: kopf.RawEvent, **_: object) -> None:
-        ctx.config_maps.on_event(event)
-
+    for kind in WATCHED:
+        kopf.on.event(*kind.address, registry=registry)(partial(_take_event, ctx.caches[kind]))
     queues.enqueue_unsettled()
     poller = DriftPoller(
         queues.facts, queues.stalls, queues.policies.enqueue, queues.connections.enqueue
@@ -80,6 +71,10 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
         queues.connections,
         *queues.deletion_events,
     )
+
+
+async def _take_event(cache: Cache, event: kopf.RawEvent, **_: object) -> None:
+    cache.on_event(event)
 
 
 PROBE_PAUSE_SECONDS = 5.0

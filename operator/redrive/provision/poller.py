@@ -47,19 +47,7 @@ from redrive.kube.connections import broker_in, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
-from redrive.provision import observe
-from redrive.provision.checks import (
-    Checks,
-    Evidence,
-    config_map_is_not_ours,
-    dead_letter_topic_lacks_partitions,
-    has_other_partitioning,
-    retry_topic_has_other_partitioning,
-    source_is_of_redrive,
-    topic_has_another_owner,
-    topic_is_not_redrives,
-    topics_are_elsewhere,
-)
+from redrive.provision import checks, observe
 from redrive.provision.claims import Conflicts, admit, resolve
 from redrive.provision.desired import Desired, Observed, TopicState, desired
 from redrive.provision.diff import config_map_actions, diff
@@ -227,9 +215,9 @@ class DriftPoller(BrokerPoller):
         self._facts = facts
         self._stalls = stalls
         self._policies = facts.ctx.policies
-        self._settled = self._policies.index(_settled_at)
-        self._progressing = self._policies.index(_progressing_at)
-        self._checked = self._policies.index(_checked_at)
+        self._settled = self._policies.index(_connection_if(is_settled))
+        self._progressing = self._policies.index(_connection_if(is_progressing))
+        self._checked = self._policies.index(_connection_if(is_checked))
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
         self._brokers = facts.ctx.connections.index(broker_in)
@@ -298,19 +286,9 @@ def pause(policies: int, calls: int, *, total: int) -> float:
     return max(whole / (policies or 1), calls / CALLS_PER_SECOND)
 
 
-def _settled_at(body: Body) -> Key | None:
-    """Return the connection of a settled policy."""
-    return connection_of(body) if is_settled(body) else None
-
-
-def _progressing_at(body: Body) -> Key | None:
-    """Return the connection of a policy that waits for its first reconcile."""
-    return connection_of(body) if is_progressing(body) else None
-
-
-def _checked_at(body: Body) -> Key | None:
-    """Return the connection of a policy that the poll of stalled policies checks."""
-    return connection_of(body) if is_checked(body) else None
+def _connection_if(holds: Callable[[Body], bool]) -> Callable[[Body], Key | None]:
+    """Return a function that returns the connection of a policy for which *holds* is True."""
+    return lambda body: connection_of(body) if holds(body) else None
 
 
 class RateLimit:
@@ -425,7 +403,7 @@ def has_drifted(wanted: Desired, namespace: NamespaceState, config_map: Body | N
         have = observe.in_namespace(wanted, namespace, config_map)
     except RedriveError:
         return True
-    return has_other_partitioning(wanted, have) or bool(diff(wanted, have))
+    return checks.has_other_partitioning(wanted, have) or bool(diff(wanted, have))
 
 
 LISTED_SECONDS = 15.0
@@ -469,26 +447,26 @@ async def _admin(body: Body, ctx: Context) -> Admin:
     return (await ctx.brokers.open(connection_of(body))).admin
 
 
-CHECKS: Mapping[str, tuple[Read, Checks[Evidence]]] = {
-    Reason.OWNER_CONFLICT: (_owners, Checks(topic_has_another_owner)),
-    Reason.BROKER_CHANGED: (_owners, Checks(topics_are_elsewhere)),
-    Reason.CHAINED_POLICY: (_source, Checks(source_is_of_redrive)),
-    Reason.TOPIC_EXISTS: (_owners, Checks(topic_is_not_redrives)),
+CHECKS: Mapping[str, tuple[Read, checks.Checks[checks.Evidence]]] = {
+    Reason.OWNER_CONFLICT: (_owners, checks.Checks(checks.topic_has_another_owner)),
+    Reason.BROKER_CHANGED: (_owners, checks.Checks(checks.topics_are_elsewhere)),
+    Reason.CHAINED_POLICY: (_source, checks.Checks(checks.source_is_of_redrive)),
+    Reason.TOPIC_EXISTS: (_owners, checks.Checks(checks.topic_is_not_redrives)),
     Reason.ADOPTION_NOT_ALLOWED: (
         _owners,
-        Checks(topic_is_not_redrives),
+        checks.Checks(checks.topic_is_not_redrives),
     ),
     Reason.PARTITIONS_DIFFER: (
         _listed,
-        Checks(
-            retry_topic_has_other_partitioning,
-            dead_letter_topic_lacks_partitions,
+        checks.Checks(
+            checks.retry_topic_has_other_partitioning,
+            checks.dead_letter_topic_lacks_partitions,
         ),
     ),
-    Reason.SUBSCRIPTION_EXPIRY: (_listed, Checks()),
+    Reason.SUBSCRIPTION_EXPIRY: (_listed, checks.Checks()),
     Reason.CONFIG_MAP_NOT_OURS: (
         _config_map,
-        Checks(config_map_is_not_ours),
+        checks.Checks(checks.config_map_is_not_ours),
     ),
 }
 """Reason of a stalled policy → the read of its fact, and the checks of it."""
@@ -511,12 +489,12 @@ class StallChecks:
         Also if another error now keeps it from being ready.
         """
         reason = conditions.reason(body)
-        read, checks = CHECKS[reason]
+        read, chain = CHECKS[reason]
         try:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            checks.check(Evidence(body, want, have, request))
+            chain.check(checks.Evidence(body, want, have, request))
         except RedriveError as error:
             return error.reason != reason
         return True

@@ -114,8 +114,14 @@ class OrphanedPolicies:
         now = self._clock()
         if after is None:
             since = self._since.pop(key, None)
-            if before is not None and since is not None and now - since <= REQUEST:
-                self._keep(key, before, now)
+            is_requested = since is not None and now - since <= REQUEST
+            if (
+                before is not None
+                and is_requested
+                and "deletionTimestamp" not in before["metadata"]
+            ):
+                metadata = {**before["metadata"], "deletionTimestamp": now.isoformat()}
+                self._orphans[key] = {**before, "metadata": metadata}
         elif not has_cleanup_finalizer(after):
             self._since.pop(key, None)
         elif before is None or before["metadata"]["uid"] != after["metadata"]["uid"]:
@@ -123,11 +129,6 @@ class OrphanedPolicies:
             self._since[key] = datetime.fromisoformat(after["metadata"]["creationTimestamp"])
         else:
             self._since.setdefault(key, now)
-
-    def _keep(self, key: Key, body: Body, now: datetime) -> None:
-        if "deletionTimestamp" not in body["metadata"]:
-            metadata = {**body["metadata"], "deletionTimestamp": now.isoformat()}
-            self._orphans[key] = {**body, "metadata": metadata}
 
 
 class Reconciler(ABC):
@@ -298,7 +299,11 @@ class PolicyReconciler(Reconciler):
         except RedriveError as error:
             return Outcome.failed(shown_to(body, error))
         warnings = (*made.warnings, *self._health.warnings(body))
-        return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
+        if not request.only_observes:
+            return _ready(body, made, warnings)
+        fields = {"plannedChanges": describe_changes(made.planned_changes) or None}
+        conditions = observed_conditions(made.planned_changes, warnings)
+        return Outcome(conditions, {**fields, "blockedBy": None})
 
 
 def repaired(body: Body, actions: Sequence[object]) -> tuple[ObjectEvent, ...]:
@@ -369,14 +374,6 @@ async def _resolve(body: Body, ctx: Context) -> Request:
         raise
 
 
-def _observed(made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:
-    changes = made.planned_changes
-    shown = describe_changes(changes) or None
-    return Outcome(
-        observed_conditions(changes, warnings), {"plannedChanges": shown, "blockedBy": None}
-    )
-
-
 def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:
     wanted = made.desired
     dead_letter = wanted.topic(TopicRole.DEAD_LETTER)
@@ -386,13 +383,7 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
         topics = f"{wanted.retry.name} and {dead_letter.name} are ready"
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
-    conditions = ready(Reason.PROVISIONED, message, warnings)
-    return Outcome(conditions, _fields(made), events=repaired(body, made.actions))
-
-
-def _fields(made: Converged) -> dict[str, Any]:
-    wanted = made.desired
-    return {
+    fields = {
         "effective": {
             "maxRetries": wanted.policy.max_retries,
             "deletionPolicy": str(made.request.deletion),
@@ -405,9 +396,11 @@ def _fields(made: Converged) -> dict[str, Any]:
         # In a merge patch None removes the field.
         **dict.fromkeys((role.status_field for role in TopicRole), None),
         **{topic.role.status_field: str(topic.name) for topic in wanted.topics},
-        "configMap": wanted.config_map["metadata"]["name"],
+        "configMap": config_map,
         **({} if made.unload is None else {"unload": made.unload}),
     }
+    conditions = ready(Reason.PROVISIONED, message, warnings)
+    return Outcome(conditions, fields, events=repaired(body, made.actions))
 
 
 def _publisher(ctx: Context) -> Publisher:
@@ -531,14 +524,9 @@ async def _observe(
         except RedriveError as error:
             if error.reason not in {Reason.NOT_FOUND, Reason.SUBSCRIPTION_EXPIRY, *_AWAITED}:
                 raise
-    elif _awaits_source(body):
+    elif reason(body) in _AWAITED and not is_new(body):
         await around(want.policy.topic, admin, max_age=AWAITED_SECONDS)
     return await observe(want, admin, ctx)
-
-
-def _awaits_source(body: Body) -> bool:
-    """Return True if the source topic, its namespace or its tenant was missing before."""
-    return reason(body) in _AWAITED and not is_new(body)
 
 
 async def record_intent(planned: Sequence[Action], body: Body, ctx: Context) -> Body:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from redrive.admin.errors import AdminError, BrokerUnreachableError
@@ -37,21 +38,10 @@ from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.kube.rocketmq import RocketMQConnection
+from redrive.provision import groups
 from redrive.provision.actions import in_words
 from redrive.provision.connection import is_protection_due
 from redrive.provision.finalize import finish
-from redrive.provision.groups import (
-    DeleteName,
-    DesiredGroup,
-    GroupAction,
-    GroupClaims,
-    MasterState,
-    claim_of,
-    desired_group,
-    diff_group,
-    group_warnings,
-    observe_group,
-)
 from redrive.provision.outcome import (
     Outcome,
     describe_changes,
@@ -74,7 +64,7 @@ logger = logging.getLogger(__name__)
 class GroupCleanup(NamedTuple):
     """Result of the cleanup of a deleted policy."""
 
-    actions: tuple[GroupAction, ...]
+    actions: tuple[groups.GroupAction, ...]
     stays: tuple[str, ...]
 
 
@@ -82,9 +72,9 @@ class GroupCleanup(NamedTuple):
 class _Converged:
     """Result of provisioning all masters that answer."""
 
-    states: list[MasterState] = field(default_factory=list)
-    planned: list[GroupAction] = field(default_factory=list)
-    done: list[GroupAction] = field(default_factory=list)
+    states: list[groups.MasterState] = field(default_factory=list)
+    planned: list[groups.GroupAction] = field(default_factory=list)
+    done: list[groups.GroupAction] = field(default_factory=list)
     failures: list[AdminError] = field(default_factory=list)
     retention: timedelta | None = None
     dead_letters: int = 0
@@ -93,7 +83,7 @@ class _Converged:
 class RocketMQReconciler(Reconciler):
     """Reconciles RocketMQRetryPolicies."""
 
-    def __init__(self, ctx: Context, claims: GroupClaims, orphans: OrphanedPolicies) -> None:
+    def __init__(self, ctx: Context, claims: groups.GroupClaims, orphans: OrphanedPolicies) -> None:
         super().__init__(ctx, resources.ROCKETMQ_POLICIES, ctx.rocketmq_policies, orphans)
         self._claims = claims
 
@@ -140,11 +130,11 @@ class RocketMQReconciler(Reconciler):
         Raises:
             RedriveError: the policy is refused, or a call failed.
         """
-        want, observes, made = desired_group(spec), _observes(spec), _Converged()
+        want, observes, made = groups.desired_group(spec), _observes(spec), _Converged()
         async with connection.admin.session() as session:
             masters = await session.masters()
             await self._observe(spec, want, masters, session, made)
-            made.planned = [a for state in made.states for a in diff_group(want, state)]
+            made.planned = [a for state in made.states for a in groups.diff_group(want, state)]
             deletion = DeletionPolicy.RETAIN if observes else DeletionPolicy(spec.deletion_policy)
             body = await ensure_cleanup_finalizer(body, deletion, self._publisher())
             if not observes:
@@ -156,7 +146,7 @@ class RocketMQReconciler(Reconciler):
             logger.info("RocketMQRetryPolicy %s: %s", Key.of(body), in_words(made.done))
         if made.failures:
             raise made.failures[0]
-        warnings = tuple(group_warnings(spec, made.retention))
+        warnings = tuple(groups.group_warnings(spec, made.retention))
         if observes:
             shown = describe_changes(made.planned) or None
             fields = {"plannedChanges": shown, "blockedBy": None, "deadLetters": made.dead_letters}
@@ -166,7 +156,7 @@ class RocketMQReconciler(Reconciler):
     async def _observe(
         self,
         spec: RocketMQRetryPolicySpec,
-        want: DesiredGroup,
+        want: groups.DesiredGroup,
         masters: Sequence[Master],
         session: RocketMQSession,
         made: _Converged,
@@ -180,7 +170,7 @@ class RocketMQReconciler(Reconciler):
         for master in masters:
             try:
                 has_source |= await session.topic(master, spec.topic) is not None
-                state = await observe_group(want, master, session)
+                state = await groups.observe_group(want, master, session)
                 if queues := state.topics[spec.dead_letter_topic]:
                     made.dead_letters += await session.count(
                         master, spec.dead_letter_topic, queues.read
@@ -197,7 +187,7 @@ class RocketMQReconciler(Reconciler):
                 "the source topic does not exist", got=spec.topic, remedy="create it"
             )
 
-    async def _record_intent(self, want: DesiredGroup, body: Body, made: _Converged) -> Body:
+    async def _record_intent(self, want: groups.DesiredGroup, body: Body, made: _Converged) -> Body:
         """Record the names that are about to be created, and return the policy.
 
         Raises:
@@ -224,14 +214,14 @@ class RocketMQReconciler(Reconciler):
         """
         spec = self._table.derive(_parsed, body)
         names = (spec.group, spec.retry_topic, spec.dead_letter_topic)
-        rivals = [other for other in self._claims.rivals(body) if claim_of(other).is_held]
+        rivals = [other for other in self._claims.rivals(body) if groups.claim_of(other).is_held]
         if rivals or spec.deletion_policy is GroupDeletion.RETAIN or _observes(spec):
             return GroupCleanup((), names)
         connection = await self._connection(spec, body)
         recorded = set(internal(body).get(CREATED) or ())
         created = [name for name in names if name in recorded]
         stays = [f"{name}, which redrive did not create" for name in names if name not in recorded]
-        done: list[GroupAction] = []
+        done: list[groups.GroupAction] = []
         async with connection.admin.session() as session:
             masters = await session.masters()
             await _check_unused(spec.group, masters, session)
@@ -241,7 +231,7 @@ class RocketMQReconciler(Reconciler):
                     stays.append(f"{name} holds {kept} messages")
                     continue
                 for master in masters:
-                    done.append(DeleteName(master, name, is_group=name == spec.group))
+                    done.append(groups.DeleteName(master, name, is_group=name == spec.group))
                     await done[-1].perform(session)
         return GroupCleanup(tuple(done), tuple(stays))
 
@@ -294,8 +284,7 @@ async def _messages_of(topic: str, masters: Sequence[Master], session: RocketMQS
     return total
 
 
-def _parsed(body: Body) -> RocketMQRetryPolicySpec:
-    return parse_spec(RocketMQRetryPolicySpec, body)
+_parsed = partial(parse_spec, RocketMQRetryPolicySpec)
 
 
 def _observes(spec: RocketMQRetryPolicySpec) -> bool:
@@ -314,7 +303,7 @@ class RocketMQQueue:
     """
 
     def __init__(
-        self, ctx: Context, claims: GroupClaims, enqueue_connection: Callable[[Key], None]
+        self, ctx: Context, claims: groups.GroupClaims, enqueue_connection: Callable[[Key], None]
     ) -> None:
         self._ctx = ctx
         self._table = ctx.rocketmq_policies
@@ -350,7 +339,7 @@ class RocketMQQueue:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             self._controller.enqueue(key)
-        if claim_of(before) != claim_of(after) or before is None:
+        if groups.claim_of(before) != groups.claim_of(after) or before is None:
             for rival in self._claims.rivals(after or before or {}):
                 self._controller.enqueue(Key.of(rival))
         for connection in {connection_of(body) for body in (before, after) if body is not None}:

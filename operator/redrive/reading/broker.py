@@ -15,23 +15,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import pulsar
 
+from redrive.admin import errors
 from redrive.admin.client import Admin
-from redrive.admin.errors import (
-    AdminConflictError,
-    AdminError,
-    AdminForbiddenError,
-    AdminNotFoundError,
-    BrokerFailedError,
-    BrokerRefusedError,
-    BrokerUnreachableError,
-    refused_by_setting,
-)
 from redrive.admin.http import Http
 from redrive.auth.files import BrokerCredentials, job_credentials
 from redrive.auth.method import ShownCredentials
@@ -141,7 +132,7 @@ def refusals(doing: str, right: str) -> Iterator[None]:
     except pulsar.Interrupted:
         raise  # the client's KeyboardInterrupt
     except pulsar.PulsarException as error:
-        if by_setting := refused_by_setting(f"the broker refused to {doing}", str(error)):
+        if by_setting := errors.refused_by_setting(f"the broker refused to {doing}", str(error)):
             raise by_setting from error
         raise ReplayRoleRefusedError(
             f"the broker refused to {doing}",
@@ -167,7 +158,12 @@ _FOR_GOOD = (
     pulsar.TopicTerminated,
 )
 # While a topic moves to another broker, calls may be refused, or conflict.
-_PASSING = AdminConflictError, BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
+_PASSING = (
+    errors.AdminConflictError,
+    errors.BrokerFailedError,
+    errors.BrokerRefusedError,
+    errors.BrokerUnreachableError,
+)
 
 
 def opened(doing: str, right: str, open_: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
@@ -206,7 +202,7 @@ def waited(call: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
 
 def may_pass(error: RedriveError) -> bool:
     """Return True for a transient error: a broker restarts, or a name is still in use."""
-    if isinstance(error, AdminError):
+    if isinstance(error, errors.AdminError):
         return isinstance(error, _PASSING)
     if not isinstance(error, ReplayRoleRefusedError | NotSentError):
         return False  # for example a ledger of another run
@@ -227,7 +223,7 @@ def check_producer(service_url: str, topic: TopicName) -> None:
             session.open(str(topic), f"redrive-{secrets.token_hex(8)}")
     except ProtocolError as error:
         # Other errors, such as an unreachable broker, occur again when messages are sent.
-        if by_setting := refused_by_setting(
+        if by_setting := errors.refused_by_setting(
             f"the broker refused a producer on {topic}", str(error)
         ):
             raise by_setting from error
@@ -283,7 +279,7 @@ def read_partition(
     Raises:
         RedriveError: as for `take`.
     """
-    stats = asyncio.run(_internal_stats(admin_url, partition_of(topic, index)))
+    stats = _asked(admin_url, lambda admin: admin.internal_stats(partition_of(topic, index)))
     return Partition.from_stats(index, stats, subscription)
 
 
@@ -318,7 +314,7 @@ def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | Non
     Raises:
         AdminError: the broker refuses.
     """
-    return served(asyncio.run(_internal_stats(admin_url, topic)), reader)
+    return served(_asked(admin_url, lambda admin: admin.internal_stats(topic)), reader)
 
 
 def served(stats: Mapping[str, Any], reader: str) -> EntryId | None:
@@ -345,17 +341,12 @@ def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscriptio
     Raises:
         AdminError: the broker does not answer.
     """
-    return asyncio.run(_is_subscribed(admin_url, topic, partitions, subscription))
-
-
-async def _is_subscribed(
-    admin_url: str, topic: TopicName, partitions: int, subscription: str
-) -> bool:
-    async with _admin(admin_url) as admin:
-        try:
-            receivers = await admin.receivers(topic, partitioned=partitions > 0)
-        except (AdminNotFoundError, AdminForbiddenError):
-            return False
+    try:
+        receivers = _asked(
+            admin_url, lambda admin: admin.receivers(topic, partitioned=partitions > 0)
+        )
+    except (errors.AdminNotFoundError, errors.AdminForbiddenError):
+        return False
     return receivers.has(subscription) if subscription else all(receivers.parts)
 
 
@@ -370,17 +361,18 @@ def read_properties(admin_url: str, topic: TopicName, partitions: int) -> Mappin
     Raises:
         AdminError: the broker does not answer, or refuses.
     """
-    return asyncio.run(_properties(admin_url, topic, partitions))
+    read = _asked(admin_url, lambda admin: admin.metadata(topic, partitioned=partitions > 0))
+    return read.properties
 
 
-async def _properties(admin_url: str, topic: TopicName, partitions: int) -> Mapping[str, str]:
-    async with _admin(admin_url) as admin:
-        return (await admin.metadata(topic, partitioned=partitions > 0)).properties
+def _asked(admin_url: str, read: Callable[[Admin], Awaitable[_T]]) -> _T:
+    """Return the result of one call to the admin API, with the credentials of the job."""
 
+    async def ask() -> _T:
+        async with _admin(admin_url) as admin:
+            return await read(admin)
 
-async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]:
-    async with _admin(admin_url) as admin:
-        return await admin.internal_stats(topic)
+    return asyncio.run(ask())
 
 
 @asynccontextmanager
