@@ -404,7 +404,8 @@ class Connections:
             self._breakers.pop(key, None)
 
 
-_parsed = partial(parse_spec, BrokerConnectionSpec)
+def _parsed(body: Body) -> BrokerConnectionSpec:
+    return parse_spec(BrokerConnectionSpec, body)
 
 
 def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
@@ -521,7 +522,8 @@ async def following(kubernetes: Kubernetes) -> AsyncIterator[NamespaceLabels]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-_parsed_policy = partial(parse_spec, RetryPolicySpec)
+def _parsed_policy(body: Body) -> RetryPolicySpec:
+    return parse_spec(RetryPolicySpec, body)
 
 
 def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:

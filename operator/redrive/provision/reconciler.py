@@ -114,12 +114,8 @@ class OrphanedPolicies:
         now = self._clock()
         if after is None:
             since = self._since.pop(key, None)
-            is_requested = since is not None and now - since <= REQUEST
-            if (
-                before is not None
-                and is_requested
-                and "deletionTimestamp" not in before["metadata"]
-            ):
+            is_recent = since is not None and now - since <= REQUEST
+            if before and is_recent and "deletionTimestamp" not in before["metadata"]:
                 metadata = {**before["metadata"], "deletionTimestamp": now.isoformat()}
                 self._orphans[key] = {**before, "metadata": metadata}
         elif not has_cleanup_finalizer(after):

@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import NamedTuple
 
 from redrive.admin.errors import AdminError, BrokerUnreachableError
@@ -284,7 +283,8 @@ async def _messages_of(topic: str, masters: Sequence[Master], session: RocketMQS
     return total
 
 
-_parsed = partial(parse_spec, RocketMQRetryPolicySpec)
+def _parsed(body: Body) -> RocketMQRetryPolicySpec:
+    return parse_spec(RocketMQRetryPolicySpec, body)
 
 
 def _observes(spec: RocketMQRetryPolicySpec) -> bool:
