@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -56,10 +54,7 @@ class ReconcileHarness:
         return set(self.broker.namespaces["shop/prod"].topics)
 
 
-@asynccontextmanager
-async def reconcile_harness(
-    connection: Body, body: Body, kubernetes: FakeKubernetes
-) -> AsyncIterator[ReconcileHarness]:
+def reconcile_harness(connection: Body, body: Body, kubernetes: FakeKubernetes) -> ReconcileHarness:
     through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
     broker = FakeBroker()
     broker.tenants = {"shop": []}
@@ -81,4 +76,4 @@ async def reconcile_harness(
         brokers=SimpleNamespace(resolve=resolve),
         settings=SimpleNamespace(cluster_id="this-cluster", namespaces=()),
     )
-    yield ReconcileHarness(ctx, broker, kubernetes)
+    return ReconcileHarness(ctx, broker, kubernetes)

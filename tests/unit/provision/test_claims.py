@@ -597,11 +597,11 @@ async def test_converge_proves_the_broker_that_answered(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     """Not the one that the connection named a moment before, or names a moment later."""
-    async with shop(connection, policy()) as harness:
-        elsewhere = changed(connection, adminURL="http://elsewhere:8080")
-        read = BrokerConnectionSpec.model_validate(elsewhere)
-        converged = await provision(harness, harness.ctx(), read)
-        assert converged.broker == broker_at(connection["pulsar"]["adminURL"])
+    harness = shop(connection, policy())
+    elsewhere = changed(connection, adminURL="http://elsewhere:8080")
+    read = BrokerConnectionSpec.model_validate(elsewhere)
+    converged = await provision(harness, harness.ctx(), read)
+    assert converged.broker == broker_at(connection["pulsar"]["adminURL"])
 
 
 async def test_rival_provisioned_during_reconcile_has_priority(
@@ -613,20 +613,20 @@ async def test_rival_provisioned_during_reconcile_has_priority(
     lent["allow"][0]["namespaces"] = {"names": ["shop", "other"]}
     rival = policy("rival", connectionRef={"namespace": "shop", "name": "main"})
     rival["metadata"] |= {"namespace": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
-    async with shop(lent, policy()) as harness:
-        ctx = harness.ctx()
-        ctx.policies.put(rival)
+    harness = shop(lent, policy())
+    ctx = harness.ctx()
+    ctx.policies.put(rival)
 
-        async def meanwhile(_: web.Request, do: Do) -> web.StreamResponse:
-            ctx.policies.put(rival | {"status": provisioned()})
-            return await do()
+    async def meanwhile(_: web.Request, do: Do) -> web.StreamResponse:
+        ctx.policies.put(rival | {"status": provisioned()})
+        return await do()
 
-        harness.broker.fault = meanwhile
-        with raises(Reason.RESOURCE_CONFLICT, match="got 'a RetryPolicy of another n"):
-            await provision(harness, ctx)
-        assert "RetryPolicy shop/orders waits for RetryPolicy other/rival" in caplog.text
-        assert {method for method, _ in harness.broker.calls} == {"GET"}
-        assert harness.stored["metadata"].get("finalizers", []) == []
+    harness.broker.fault = meanwhile
+    with raises(Reason.RESOURCE_CONFLICT, match="got 'a RetryPolicy of another n"):
+        await provision(harness, ctx)
+    assert "RetryPolicy shop/orders waits for RetryPolicy other/rival" in caplog.text
+    assert {method for method, _ in harness.broker.calls} == {"GET"}
+    assert harness.stored["metadata"].get("finalizers", []) == []
 
 
 @pytest.fixture
@@ -815,27 +815,25 @@ async def test_policy_beyond_the_limit_changes_nothing(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     connection["allow"][0]["limits"] = {"policies": 1}
-    async with shop(connection, policy("second", age=2)) as harness:
-        ctx = harness.ctx()
-        ctx.policies.put(policy("first", age=1, subscription="billing"))
-        with raises(Reason.LIMIT_EXCEEDED, match=r"than the 1 that .* shop/main .*; got 2;"):
-            await provision(harness, ctx)
-        assert harness.broker.calls == []
-        assert harness.kubernetes.writes == []
+    harness = shop(connection, policy("second", age=2))
+    ctx = harness.ctx()
+    ctx.policies.put(policy("first", age=1, subscription="billing"))
+    with raises(Reason.LIMIT_EXCEEDED, match=r"than the 1 that .* shop/main .*; got 2;"):
+        await provision(harness, ctx)
+    assert harness.broker.calls == []
+    assert harness.kubernetes.writes == []
 
 
 async def test_policy_beyond_a_lowered_limit_is_still_cleaned_up(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy(deletionPolicy="Delete")) as harness:
+    harness = shop(connection, policy(deletionPolicy="Delete"))
+    await harness.look()
+    assert "orders-fulfilment-RETRY" in harness.topics
+    connection["allow"][0]["limits"] = {"partitions": 1}
+    harness.kubernetes.add(resources.POLICIES, edit(dict(harness.stored), retry={"partitions": 2}))
+    with raises(Reason.LIMIT_EXCEEDED):
         await harness.look()
-        assert "orders-fulfilment-RETRY" in harness.topics
-        connection["allow"][0]["limits"] = {"partitions": 1}
-        harness.kubernetes.add(
-            resources.POLICIES, edit(dict(harness.stored), retry={"partitions": 2})
-        )
-        with raises(Reason.LIMIT_EXCEEDED):
-            await harness.look()
-        harness.kubernetes.add(resources.POLICIES, deleted(harness.stored))
-        await harness.finalize()
-        assert set(harness.topics) == {"orders", "others"}
+    harness.kubernetes.add(resources.POLICIES, deleted(harness.stored))
+    await harness.finalize()
+    assert set(harness.topics) == {"orders", "others"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -307,30 +307,30 @@ IDLE = {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
 async def test_new_topics_keep_broker_values_that_do_not_matter(
     connection: dict[str, Any], policy: Callable[..., dict[str, Any]], release: str, tick: int
 ) -> None:
-    async with reconcile_harness(connection, policy(), FakeKubernetes()) as harness:
-        harness.broker.version = release
-        harness.broker.in_force |= {
-            "inactiveTopicPolicies": IDLE,
-            "delayedDelivery": {
-                "active": False, "tickTime": 700, "maxDeliveryDelayInMillis": 60_000,
-            },
-        }  # fmt: skip
-        await harness.reconcile()
-        topics = harness.broker.namespaces["shop/prod"].topics
-        new = {
-            name: topic.policies
-            for name, topic in topics.items()
-            if name.startswith("orders-fulfilment")
-        }
-        assert len(new) == 3
-        for policies in new.values():
-            assert policies["inactiveTopicPolicies"] == IDLE | {"deleteWhileInactive": False}
-        assert new["orders-fulfilment-RETRY"]["delayedDelivery"] == {
-            "active": True, "tickTime": tick, "maxDeliveryDelayInMillis": 60_000,
-        }  # fmt: skip
-        writes = len(harness.broker.writes)
-        await harness.reconcile()
-        assert len(harness.broker.writes) == writes
+    harness = reconcile_harness(connection, policy(), FakeKubernetes())
+    harness.broker.version = release
+    harness.broker.in_force |= {
+        "inactiveTopicPolicies": IDLE,
+        "delayedDelivery": {
+            "active": False, "tickTime": 700, "maxDeliveryDelayInMillis": 60_000,
+        },
+    }  # fmt: skip
+    await harness.reconcile()
+    topics = harness.broker.namespaces["shop/prod"].topics
+    new = {
+        name: topic.policies
+        for name, topic in topics.items()
+        if name.startswith("orders-fulfilment")
+    }
+    assert len(new) == 3
+    for policies in new.values():
+        assert policies["inactiveTopicPolicies"] == IDLE | {"deleteWhileInactive": False}
+    assert new["orders-fulfilment-RETRY"]["delayedDelivery"] == {
+        "active": True, "tickTime": tick, "maxDeliveryDelayInMillis": 60_000,
+    }  # fmt: skip
+    writes = len(harness.broker.writes)
+    await harness.reconcile()
+    assert len(harness.broker.writes) == writes
 
 
 def test_quota_read_never_requests_applied_values() -> None:
@@ -355,34 +355,34 @@ async def test_discarding_policy_revokes_rights_of_removed_roles(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     before = policy(consumerRoles=["shop-a", "shop-b"], deadLetter={"readerRoles": ["shop-c"]})
-    async with reconcile_harness(connection, before, FakeKubernetes()) as here:
-        await here.reconcile()
-        grants = here.broker.namespaces["shop/prod"].grants
-        grants[DEAD_LETTER]["shop-b"].append("functions")  # by another
-        grants[DEAD_LETTER]["auditor"] = ["consume"]
-        change_spec(here, policy(consumerRoles=["shop-a"], deadLetter={"mode": "Discard"}))
-        await here.reconcile()
-        assert rights_on(here, DEAD_LETTER) == {
-            "shop-a": {"produce"},  # its consumers may still run with the policy before
-            "shop-b": {"functions"},
-            "auditor": {"consume"},
-            "replayer": {"consume"},
-        }
-        assert rights_on(here, RETRY) == {"shop-a": {"produce", "consume"}}
-        writes = len(here.broker.writes)
-        await here.reconcile()
-        assert len(here.broker.writes) == writes
+    here = reconcile_harness(connection, before, FakeKubernetes())
+    await here.reconcile()
+    grants = here.broker.namespaces["shop/prod"].grants
+    grants[DEAD_LETTER]["shop-b"].append("functions")  # by another
+    grants[DEAD_LETTER]["auditor"] = ["consume"]
+    change_spec(here, policy(consumerRoles=["shop-a"], deadLetter={"mode": "Discard"}))
+    await here.reconcile()
+    assert rights_on(here, DEAD_LETTER) == {
+        "shop-a": {"produce"},  # its consumers may still run with the policy before
+        "shop-b": {"functions"},
+        "auditor": {"consume"},
+        "replayer": {"consume"},
+    }
+    assert rights_on(here, RETRY) == {"shop-a": {"produce", "consume"}}
+    writes = len(here.broker.writes)
+    await here.reconcile()
+    assert len(here.broker.writes) == writes
 
 
 async def test_revoked_right_on_unused_topic_is_not_granted_again(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with reconcile_harness(connection, policy(), FakeKubernetes()) as here:
-        await here.reconcile()
-        here.broker.namespaces["shop/prod"].grants[DEAD_LETTER] = {"auditor": ["consume"]}
-        change_spec(here, policy(deadLetter={"mode": "Discard"}))
-        await here.reconcile()
-        assert rights_on(here, DEAD_LETTER) == {"auditor": {"consume"}}
+    here = reconcile_harness(connection, policy(), FakeKubernetes())
+    await here.reconcile()
+    here.broker.namespaces["shop/prod"].grants[DEAD_LETTER] = {"auditor": ["consume"]}
+    change_spec(here, policy(deadLetter={"mode": "Discard"}))
+    await here.reconcile()
+    assert rights_on(here, DEAD_LETTER) == {"auditor": {"consume"}}
 
 
 BY_DEFAULT = {"active": True, "maxDeliveryDelayInMillis": 0}
@@ -391,11 +391,10 @@ BY_DEFAULT = {"active": True, "maxDeliveryDelayInMillis": 0}
 @pytest.fixture
 async def harness(
     connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[ReconcileHarness]:
+) -> ReconcileHarness:
     """A policy whose shortest delay is 1 s, at a broker of 4.0 that is asked for its release."""
     monkeypatch.setattr(client, "VERSION_SECONDS", 0)
-    async with reconcile_harness(connection, policy(), FakeKubernetes()) as made:
-        yield made
+    return reconcile_harness(connection, policy(), FakeKubernetes())
 
 
 def retry_topic(harness: ReconcileHarness) -> Topic:

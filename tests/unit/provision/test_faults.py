@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -140,8 +140,7 @@ class Shop:
         )
 
 
-@asynccontextmanager
-async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
+def shop(connection: dict[str, Any], policy: Body) -> Shop:
     body = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
     broker = FakeBroker()
     broker.tenants = {"shop": []}
@@ -150,7 +149,7 @@ async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
     broker.namespaces = {"shop/prod": Namespace(topics, grants)}
     kubernetes = FakeKubernetes()
     kubernetes.add(resources.POLICIES, policy)
-    yield Shop(broker, kubernetes, body, policy)
+    return Shop(broker, kubernetes, body, policy)
 
 
 def numbers_of(calls: Sequence[tuple[str, str]], fault: str) -> list[int]:
@@ -162,20 +161,20 @@ def numbers_of(calls: Sequence[tuple[str, str]], fault: str) -> list[int]:
 async def test_failed_broker_call_is_repaired_by_next_reconcile(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
-    async with shop(connection, policy()) as undisturbed:
-        made = await undisturbed.look()
-        assert made.actions
-        numbers = numbers_of(undisturbed.broker.calls, fault)
-        assert (await undisturbed.look()).actions == ()
+    undisturbed = shop(connection, policy())
+    made = await undisturbed.look()
+    assert made.actions
+    numbers = numbers_of(undisturbed.broker.calls, fault)
+    assert (await undisturbed.look()).actions == ()
     for number in numbers:
-        async with shop(connection, policy()) as disturbed:
-            disturbed.broker.fault = at_call(number, FAULTS[fault])
-            with suppress(AdminError):  # a policy may work without the refused call
-                await disturbed.look()
+        disturbed = shop(connection, policy())
+        disturbed.broker.fault = at_call(number, FAULTS[fault])
+        with suppress(AdminError):  # a policy may work without the refused call
             await disturbed.look()
-            broker = disturbed.broker
-            assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
-            assert disturbed.config_maps == undisturbed.config_maps
+        await disturbed.look()
+        broker = disturbed.broker
+        assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[number - 1]
+        assert disturbed.config_maps == undisturbed.config_maps
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -183,45 +182,44 @@ async def test_failed_deletion_call_is_repaired_by_next_reconcile(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
     body = policy(deletionPolicy="Delete", adoption="IfPresent")
-    async with deleted_shop(connection, body) as undisturbed:
-        before = len(undisturbed.broker.calls)
-        assert await undisturbed.finalize() is Requeue.ON_CHANGE
-        calls = undisturbed.broker.calls[before:]
-        topics = undisturbed.broker.namespaces["shop/prod"].topics
-        # A ledger stays with its dead-letter topic: it records moves that must not be repeated.
-        kept = {"orders-fulfilment-DLQ", "orders-fulfilment-DLQ-LEDGER"}
-        assert topics.keys() == {"orders", "others"} | kept
-        assert topics["orders-fulfilment-DLQ"].subscriptions == []
-        assert topics["orders-fulfilment-DLQ"].policies == {"messageTTL": 3600}
-        assert topics["orders-fulfilment-DLQ"].quotas == QUOTAS
-        assert len(calls) > 10
+    undisturbed = await deleted_shop(connection, body)
+    before = len(undisturbed.broker.calls)
+    assert await undisturbed.finalize() is Requeue.ON_CHANGE
+    calls = undisturbed.broker.calls[before:]
+    topics = undisturbed.broker.namespaces["shop/prod"].topics
+    # A ledger stays with its dead-letter topic: it records moves that must not be repeated.
+    kept = {"orders-fulfilment-DLQ", "orders-fulfilment-DLQ-LEDGER"}
+    assert topics.keys() == {"orders", "others"} | kept
+    assert topics["orders-fulfilment-DLQ"].subscriptions == []
+    assert topics["orders-fulfilment-DLQ"].policies == {"messageTTL": 3600}
+    assert topics["orders-fulfilment-DLQ"].quotas == QUOTAS
+    assert len(calls) > 10
     for number in numbers_of(calls, fault):
-        async with deleted_shop(connection, body) as disturbed:
-            broker, policies = disturbed.broker, disturbed.kubernetes.objects[resources.POLICIES]
-            broker.fault = at_call(number, FAULTS[fault])
+        disturbed = await deleted_shop(connection, body)
+        broker, policies = disturbed.broker, disturbed.kubernetes.objects[resources.POLICIES]
+        broker.fault = at_call(number, FAULTS[fault])
+        again = await disturbed.finalize()
+        if again is Requeue.BACKOFF:
+            broker.fault = None
+            assert policies[Key.of(body)]["metadata"]["finalizers"] == [FINALIZER]
             again = await disturbed.finalize()
-            if again is Requeue.BACKOFF:
-                broker.fault = None
-                assert policies[Key.of(body)]["metadata"]["finalizers"] == [FINALIZER]
-                again = await disturbed.finalize()
-            assert again is Requeue.ON_CHANGE
-            assert policies == {}  # the only finalizer is gone
-            assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[-number:]
+        assert again is Requeue.ON_CHANGE
+        assert policies == {}  # the only finalizer is gone
+        assert broker.namespaces == undisturbed.broker.namespaces, broker.calls[-number:]
 
 
-@asynccontextmanager
-async def deleted_shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
+async def deleted_shop(connection: dict[str, Any], policy: Body) -> Shop:
     """A shop with a policy that is provisioned and being deleted.
 
     Its dead-letter topic was there before.
     """
-    async with shop(connection, policy) as made:
-        made.topics["orders-fulfilment-DLQ"] = Topic(
-            0, {}, policies={"messageTTL": 3600}, quotas=dict(QUOTAS)
-        )
-        await made.look()
-        made.kubernetes.add(resources.POLICIES, deleted(made.stored))
-        yield made
+    made = shop(connection, policy)
+    made.topics["orders-fulfilment-DLQ"] = Topic(
+        0, {}, policies={"messageTTL": 3600}, quotas=dict(QUOTAS)
+    )
+    await made.look()
+    made.kubernetes.add(resources.POLICIES, deleted(made.stored))
+    return made
 
 
 def created_in_part(made: Shop) -> BrokerFault:
@@ -245,26 +243,27 @@ async def test_created_topic_without_properties_is_owned_by_redrive(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(deletionPolicy="Delete")
-    async with shop(connection, body) as undisturbed, shop(connection, body) as disturbed:
-        await undisturbed.look()
-        disturbed.broker.fault = created_in_part(disturbed)
-        with pytest.raises(AdminError):
-            await disturbed.look()
-        assert disturbed.topics["orders-fulfilment-DLQ"].properties == {}
+    undisturbed = shop(connection, body)
+    disturbed = shop(connection, body)
+    await undisturbed.look()
+    disturbed.broker.fault = created_in_part(disturbed)
+    with pytest.raises(AdminError):
         await disturbed.look()
-        assert disturbed.broker.namespaces == undisturbed.broker.namespaces
+    assert disturbed.topics["orders-fulfilment-DLQ"].properties == {}
+    await disturbed.look()
+    assert disturbed.broker.namespaces == undisturbed.broker.namespaces
 
 
 async def test_deletion_removes_created_topic_without_properties(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy(deletionPolicy="Delete")) as disturbed:
-        disturbed.broker.fault = created_in_part(disturbed)
-        with pytest.raises(AdminError):
-            await disturbed.look()
-        disturbed.kubernetes.add(resources.POLICIES, deleted(disturbed.stored))
-        await disturbed.finalize()
-        assert disturbed.topics.keys() == {"orders", "others"}
+    disturbed = shop(connection, policy(deletionPolicy="Delete"))
+    disturbed.broker.fault = created_in_part(disturbed)
+    with pytest.raises(AdminError):
+        await disturbed.look()
+    disturbed.kubernetes.add(resources.POLICIES, deleted(disturbed.stored))
+    await disturbed.finalize()
+    assert disturbed.topics.keys() == {"orders", "others"}
 
 
 @pytest.mark.parametrize(
@@ -273,19 +272,19 @@ async def test_deletion_removes_created_topic_without_properties(
 async def test_topic_created_first_by_others_is_not_owned(
     connection: dict[str, Any], policy: MakeBody, theirs: Topic
 ) -> None:
-    async with shop(connection, policy()) as contested:
+    contested = shop(connection, policy())
 
-        async def forestall(request: web.Request, do: Do) -> web.StreamResponse:
-            if request.method == "PUT" and request.path.endswith("/orders-fulfilment-DLQ"):
-                contested.topics["orders-fulfilment-DLQ"] = theirs
-            return await do()
+    async def forestall(request: web.Request, do: Do) -> web.StreamResponse:
+        if request.method == "PUT" and request.path.endswith("/orders-fulfilment-DLQ"):
+            contested.topics["orders-fulfilment-DLQ"] = theirs
+        return await do()
 
-        contested.broker.fault = forestall
-        with pytest.raises(AdminConflictError):
-            await contested.look()
-        contested.broker.fault = None
-        with raises(Reason.TOPIC_EXISTS):
-            await contested.look()
+    contested.broker.fault = forestall
+    with pytest.raises(AdminConflictError):
+        await contested.look()
+    contested.broker.fault = None
+    with raises(Reason.TOPIC_EXISTS):
+        await contested.look()
 
 
 STATUS_WRITE, FINALIZER_WRITE = ("patch_status", "RetryPolicy"), ("patch", "RetryPolicy")
@@ -350,35 +349,33 @@ async def test_crash_at_any_write_repeats_only_that_write(
     connection: dict[str, Any], policy: MakeBody, *, done: bool, stale: bool
 ) -> None:
     body = policy(deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, Faulty()) as peaceful:
-        fault = Fault(0, done=False)
-        await run(peaceful, fault)
-        right, before, writes = stored_state(peaceful), count_writes(peaceful), fault.count
+    peaceful = reconcile_harness(connection, body, Faulty())
+    fault = Fault(0, done=False)
+    await run(peaceful, fault)
+    right, before, writes = stored_state(peaceful), count_writes(peaceful), fault.count
     assert writes > 10
     for number in range(1, writes + 1):
-        async with reconcile_harness(connection, body, Faulty()) as here:
-            kubernetes = here.kubernetes
-            assert isinstance(kubernetes, Faulty)
-            kubernetes.fault = fault = Fault(number, done=done)
-            here.broker.fault = crash_at_broker(fault)
-            with suppress(Crash, RedriveError):
-                await here.reconcile()
-            now = copy.deepcopy(kubernetes.objects[resources.POLICIES][KEY])
-            restart(here, [body if stale else now])
-            if stale:
-                await reconcile_from_behind(here, now)
-            await run(here, Fault(0, done=False))
-            assert stored_state(here) == right, f"write {number}"
-            more = count_writes(here) - before
-            at_the_broker = {write: count for write, count in more.items() if write[0].isupper()}
-            assert sum(at_the_broker.values()) <= 1, f"write {number}: {more}"
-            # A stale cache shows no progress and no intent: both are written again.
-            assert more.keys() - at_the_broker <= {STATUS_WRITE, FINALIZER_WRITE}, (
-                f"write {number}: {more}"
-            )
-            assert max(more[STATUS_WRITE] - 1, more[FINALIZER_WRITE]) <= 1, (
-                f"write {number}: {more}"
-            )
+        here = reconcile_harness(connection, body, Faulty())
+        kubernetes = here.kubernetes
+        assert isinstance(kubernetes, Faulty)
+        kubernetes.fault = fault = Fault(number, done=done)
+        here.broker.fault = crash_at_broker(fault)
+        with suppress(Crash, RedriveError):
+            await here.reconcile()
+        now = copy.deepcopy(kubernetes.objects[resources.POLICIES][KEY])
+        restart(here, [body if stale else now])
+        if stale:
+            await reconcile_from_behind(here, now)
+        await run(here, Fault(0, done=False))
+        assert stored_state(here) == right, f"write {number}"
+        more = count_writes(here) - before
+        at_the_broker = {write: count for write, count in more.items() if write[0].isupper()}
+        assert sum(at_the_broker.values()) <= 1, f"write {number}: {more}"
+        # A stale cache shows no progress and no intent: both are written again.
+        assert more.keys() - at_the_broker <= {STATUS_WRITE, FINALIZER_WRITE}, (
+            f"write {number}: {more}"
+        )
+        assert max(more[STATUS_WRITE] - 1, more[FINALIZER_WRITE]) <= 1, f"write {number}: {more}"
 
 
 async def reconcile_from_behind(here: ReconcileHarness, now: Body) -> None:
@@ -537,11 +534,10 @@ class Run:
         self.asked = self.asked or needs_reconcile(before, after)
 
 
-@asynccontextmanager
-async def started(connection: Body, body: Body, kubernetes: Watched) -> AsyncIterator[Run]:
-    async with reconcile_harness(connection, body, kubernetes) as here:
-        kubernetes.objects.clear()
-        yield Run(here, kubernetes)
+def started(connection: Body, body: Body, kubernetes: Watched) -> Run:
+    here = reconcile_harness(connection, body, kubernetes)
+    kubernetes.objects.clear()
+    return Run(here, kubernetes)
 
 
 def story(run: Run, body: Body) -> list[Callable[[], Awaitable[None]]]:
@@ -588,11 +584,11 @@ def body(policy: MakeBody, request: pytest.FixtureRequest) -> Body:
 
 
 async def peace(connection: Body, body: Body) -> tuple[dict[str, Any], Counter[Any], list[Objects]]:
-    async with started(connection, body, Watched()) as run:
-        for step in story(run, body):
-            await step()
-            await run.work()
-        return state_of_run(run), writes_of_run(run), run.kubernetes.states
+    run = started(connection, body, Watched())
+    for step in story(run, body):
+        await step()
+        await run.work()
+    return state_of_run(run), writes_of_run(run), run.kubernetes.states
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["repaired at once", "repaired in the end"])
@@ -602,17 +598,17 @@ async def test_relist_repairs_any_missed_watch_event(
     right, before, states = await peace(connection, body)
     assert len(states) > 10
     for missed in range(len(states)):
-        async with started(connection, body, Watched(missed)) as run:
-            for step in story(run, body):
-                await step()
-                await run.work()
-                if not late or run.is_going:  # a name is free once a missed deletion is seen
-                    await run.relist()
-                    await run.work()
-            await run.relist()
+        run = started(connection, body, Watched(missed))
+        for step in story(run, body):
+            await step()
             await run.work()
-            assert state_of_run(run) == right, f"event {missed}"
-            assert not writes_of_run(run) - before, f"event {missed}"
+            if not late or run.is_going:  # a name is free once a missed deletion is seen
+                await run.relist()
+                await run.work()
+        await run.relist()
+        await run.work()
+        assert state_of_run(run) == right, f"event {missed}"
+        assert not writes_of_run(run) - before, f"event {missed}"
 
 
 async def test_stale_start_after_crash_deletes_nothing_more(
@@ -621,16 +617,16 @@ async def test_stale_start_after_crash_deletes_nothing_more(
     right, before, states = await peace(connection, body)
     for crash in range(len(states)):
         for shown in distinct(states[: crash + 1]):
-            async with started(connection, body, Watched(crash=crash)) as run:
-                for step in story(run, body):
-                    await step()
-                    with suppress(CrashError):
-                        await run.work()
-                    if run.kubernetes.crash is not None and len(run.kubernetes.states) > crash:
-                        await run.begin_again(states[shown])
-                case = f"ended at write {crash}, begun with what was there after write {shown}"
-                assert state_of_run(run) == right, case
-                assert not deletions(writes_of_run(run)) - deletions(before), case
+            run = started(connection, body, Watched(crash=crash))
+            for step in story(run, body):
+                await step()
+                with suppress(CrashError):
+                    await run.work()
+                if run.kubernetes.crash is not None and len(run.kubernetes.states) > crash:
+                    await run.begin_again(states[shown])
+            case = f"ended at write {crash}, begun with what was there after write {shown}"
+            assert state_of_run(run) == right, case
+            assert not deletions(writes_of_run(run)) - deletions(before), case
 
 
 def distinct(states: Sequence[Objects]) -> list[int]:

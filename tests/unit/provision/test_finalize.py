@@ -232,17 +232,17 @@ async def test_deletion_of_a_replaced_policy_touches_no_topic(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
-        await here.reconcile()
-        topics, writes = here.topics, len(here.broker.writes)
-        successor = stored(here.kubernetes)
-        here.ctx.policies.put(deleted(copy.deepcopy(successor)))
-        successor["metadata"]["uid"] = "another"
-        here.now += LATE_WRITES
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert (here.topics, len(here.broker.writes)) == (topics, writes)
-        assert here.ctx.policies.get(KEY) is None
-        assert here.kubernetes.announced()[-1][1] != Reason.CLEANUP_ABANDONED
+    here = reconcile_harness(connection, body, FakeKubernetes())
+    await here.reconcile()
+    topics, writes = here.topics, len(here.broker.writes)
+    successor = stored(here.kubernetes)
+    here.ctx.policies.put(deleted(copy.deepcopy(successor)))
+    successor["metadata"]["uid"] = "another"
+    here.now += LATE_WRITES
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert (here.topics, len(here.broker.writes)) == (topics, writes)
+    assert here.ctx.policies.get(KEY) is None
+    assert here.kubernetes.announced()[-1][1] != Reason.CLEANUP_ABANDONED
 
 
 async def test_abandoned_cleanup_is_announced_once_over_retries(policy: MakeBody) -> None:
@@ -597,21 +597,19 @@ async def test_topic_of_another_with_pre_empted_name_is_retained(
         "deadLetterTopic": f"{PREFIX}/orders-fulfilment-DLQ",
     }
     body = policy(naming=naming, consumerRoles=["fulfilment"], deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
-        await harness.reconcile()
-        namespace = harness.broker.namespaces["shop/prod"]
-        assert f"{PREFIX}/payments" in namespace.grants
-        assert harness.topics >= {"payments", "orders-fulfilment-DLQ"}
-        await delete_provisioned(harness)
-        assert harness.topics == {"orders", "payments"}
-        assert namespace.topics["payments"].subscriptions == ["fulfilment"]
-        assert not namespace.grants.get(f"{PREFIX}/payments")
-        assert not any(namespace.topics["payments"].properties.values())
-        (shown,) = (
-            m for _, reason, m in harness.kubernetes.announced() if reason == Reason.RETAINED
-        )
-        reason = "has a name of spec.naming, not of its scheme, and is never deleted"
-        assert shown == f"retained at the broker: {PREFIX}/payments {reason}"
+    harness = reconcile_harness(connection, body, FakeKubernetes())
+    await harness.reconcile()
+    namespace = harness.broker.namespaces["shop/prod"]
+    assert f"{PREFIX}/payments" in namespace.grants
+    assert harness.topics >= {"payments", "orders-fulfilment-DLQ"}
+    await delete_provisioned(harness)
+    assert harness.topics == {"orders", "payments"}
+    assert namespace.topics["payments"].subscriptions == ["fulfilment"]
+    assert not namespace.grants.get(f"{PREFIX}/payments")
+    assert not any(namespace.topics["payments"].properties.values())
+    (shown,) = (m for _, reason, m in harness.kubernetes.announced() if reason == Reason.RETAINED)
+    reason = "has a name of spec.naming, not of its scheme, and is never deleted"
+    assert shown == f"retained at the broker: {PREFIX}/payments {reason}"
 
 
 @pytest.mark.parametrize("subscriptions", [["eu-fulfilment"], ["another"], []])
@@ -620,16 +618,16 @@ async def test_topic_whose_name_others_derive_too_is_retained(
 ) -> None:
     """Java consumers of another topic use the same names, and dead letters have no subscription."""
     body = policy(subscription="eu-fulfilment", deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
-        await harness.reconcile()
-        rival = Topic(0, {}, {"": [name.removeprefix("eu-") for name in subscriptions]})
-        harness.broker.namespaces["shop/prod"].topics["orders-eu"] = rival
-        await delete_provisioned(harness)
-        remaining = harness.topics - {"orders", "orders-eu"}
-        if "eu-fulfilment" in subscriptions:
-            assert remaining >= {f"orders-eu-fulfilment-{end}" for end in ("RETRY", "DLQ")}
-        else:
-            assert remaining == set()
+    harness = reconcile_harness(connection, body, FakeKubernetes())
+    await harness.reconcile()
+    rival = Topic(0, {}, {"": [name.removeprefix("eu-") for name in subscriptions]})
+    harness.broker.namespaces["shop/prod"].topics["orders-eu"] = rival
+    await delete_provisioned(harness)
+    remaining = harness.topics - {"orders", "orders-eu"}
+    if "eu-fulfilment" in subscriptions:
+        assert remaining >= {f"orders-eu-fulfilment-{end}" for end in ("RETRY", "DLQ")}
+    else:
+        assert remaining == set()
 
 
 def test_removal_error_names_connected_clients() -> None:
@@ -680,16 +678,16 @@ async def test_policy_with_system_topic_is_invalid_without_grants(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = refused_policy(policy)
-    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
-        namespace = harness.broker.namespaces["shop/prod"]
-        namespace.topics[SYSTEM] = Topic(0, {})
-        await harness.reconcile()
-        (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
-        ready = next(c for c in stored["status"]["conditions"] if c["type"] == "Ready")
-        assert ready["reason"] == "InvalidSpec"
-        assert "a system topic of Pulsar" in ready["message"]
-        assert namespace.grants == {}
-        assert harness.broker.writes == []
+    harness = reconcile_harness(connection, body, FakeKubernetes())
+    namespace = harness.broker.namespaces["shop/prod"]
+    namespace.topics[SYSTEM] = Topic(0, {})
+    await harness.reconcile()
+    (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
+    ready = next(c for c in stored["status"]["conditions"] if c["type"] == "Ready")
+    assert ready["reason"] == "InvalidSpec"
+    assert "a system topic of Pulsar" in ready["message"]
+    assert namespace.grants == {}
+    assert harness.broker.writes == []
 
 
 @pytest.mark.parametrize("deletion", ["Delete", "DeleteIfEmpty", "RevokeGrants"])
@@ -699,24 +697,24 @@ async def test_deletion_with_system_topic_revokes_its_grants(
     body = refused_policy(policy, deletionTimestamp="2026-01-01T00:00:00Z")
     body["spec"]["deletionPolicy"] = deletion
     dead_letters = "orders-fulfilment-DLQ"
-    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
-        namespace = harness.broker.namespaces["shop/prod"]
-        namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
-        namespace.topics[dead_letters] = owned(body, ["produce"])
-        namespace.grants = {
-            f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
-            f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume", "produce"]},
-        }
-        harness.now += LATE_WRITES
-        await harness.reconcile()
-        assert namespace.grants == {
-            f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
-            f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume"]},
-        }
-        assert harness.topics == {"orders", SYSTEM, dead_letters}
-        assert not any(
-            map(has_cleanup_finalizer, harness.kubernetes.objects[resources.POLICIES].values())
-        )
+    harness = reconcile_harness(connection, body, FakeKubernetes())
+    namespace = harness.broker.namespaces["shop/prod"]
+    namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
+    namespace.topics[dead_letters] = owned(body, ["produce"])
+    namespace.grants = {
+        f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
+        f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume", "produce"]},
+    }
+    harness.now += LATE_WRITES
+    await harness.reconcile()
+    assert namespace.grants == {
+        f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
+        f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume"]},
+    }
+    assert harness.topics == {"orders", SYSTEM, dead_letters}
+    assert not any(
+        map(has_cleanup_finalizer, harness.kubernetes.objects[resources.POLICIES].values())
+    )
 
 
 @pytest.mark.parametrize("deletion", ["Retain", "Delete"])
@@ -727,19 +725,19 @@ async def test_system_topic_rights_of_invalid_policy_are_revoked(
     body = refused_policy(policy)
     body["spec"]["deletionPolicy"] = deletion
     dead_letters = f"{PREFIX}/orders-fulfilment-DLQ"
-    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
-        namespace = harness.broker.namespaces["shop/prod"]
-        namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
-        namespace.topics["orders-fulfilment-DLQ"] = owned(body, ["produce"])
-        namespace.grants = {
-            f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
-            dead_letters: {"fulfilment": ["produce"]},
-        }
-        await harness.reconcile()
-        assert namespace.grants == {
-            f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
-            dead_letters: {"fulfilment": ["produce"]},
-        }
-        writes = len(harness.broker.writes)
-        await harness.reconcile()
-        assert len(harness.broker.writes) == writes
+    harness = reconcile_harness(connection, body, FakeKubernetes())
+    namespace = harness.broker.namespaces["shop/prod"]
+    namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
+    namespace.topics["orders-fulfilment-DLQ"] = owned(body, ["produce"])
+    namespace.grants = {
+        f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
+        dead_letters: {"fulfilment": ["produce"]},
+    }
+    await harness.reconcile()
+    assert namespace.grants == {
+        f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
+        dead_letters: {"fulfilment": ["produce"]},
+    }
+    writes = len(harness.broker.writes)
+    await harness.reconcile()
+    assert len(harness.broker.writes) == writes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +30,10 @@ MakeBody = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-async def here(connection: Body, policy: MakeBody) -> AsyncIterator[ReconcileHarness]:
+async def here(connection: Body, policy: MakeBody) -> ReconcileHarness:
     """A policy whose topics are deleted with it."""
     body = policy(deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, FakeKubernetes()) as made:
-        yield made
+    return reconcile_harness(connection, body, FakeKubernetes())
 
 
 class Racing(FakeKubernetes):
@@ -90,25 +89,23 @@ async def test_policy_seen_deleted_before_finalizer_creates_nothing(
             seeing.watch_shows_deletion()
             return after
 
-    async with reconcile_harness(connection, policy(deletionPolicy="Delete"), Evidence()) as seeing:
-        assert await seeing.reconcile() is Requeue.ON_CHANGE
-        assert seeing.topics == {SOURCE}
-        assert seeing.broker.writes == []
+    seeing = reconcile_harness(connection, policy(deletionPolicy="Delete"), Evidence())
+    assert await seeing.reconcile() is Requeue.ON_CHANGE
+    assert seeing.topics == {SOURCE}
+    assert seeing.broker.writes == []
 
 
 async def test_retaining_or_long_gone_policy_leaves_its_topics(
     connection: Body, policy: MakeBody
 ) -> None:
     for choice, age in (("Retain", timedelta(0)), ("Delete", REQUEST + timedelta(seconds=1))):
-        async with reconcile_harness(
-            connection, policy(deletionPolicy=choice), FakeKubernetes()
-        ) as here:
-            await here.reconcile()
-            made = here.topics
-            here.now += age
-            here.watch_shows_deletion()
-            assert await here.reconcile() is Requeue.ON_CHANGE
-            assert here.topics == made > {SOURCE}
+        here = reconcile_harness(connection, policy(deletionPolicy=choice), FakeKubernetes())
+        await here.reconcile()
+        made = here.topics
+        here.now += age
+        here.watch_shows_deletion()
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert here.topics == made > {SOURCE}
 
 
 @pytest.mark.parametrize("shown", [True, False], ids=["shown", "not shown yet"])
@@ -131,18 +128,18 @@ async def test_successor_keeps_topics_of_orphaned_policy(
 async def test_topic_created_after_cleanup_is_deleted(connection: Body, policy: MakeBody) -> None:
     """The leader before sent the call, and was killed; this one finds nothing to delete."""
     body = policy(deletionPolicy="Delete")
-    async with reconcile_harness(connection, body, FakeKubernetes()) as former:
-        former.broker.fault = at_first_creation(lambda: None)
-        await former.reconcile()
-        late = former.broker.namespaces["shop/prod"].topics
+    former = reconcile_harness(connection, body, FakeKubernetes())
+    former.broker.fault = at_first_creation(lambda: None)
+    await former.reconcile()
+    late = former.broker.namespaces["shop/prod"].topics
     body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
-    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
-        assert await here.reconcile() is Requeue.BACKOFF
-        here.broker.namespaces["shop/prod"].topics |= late
-        here.now += LATE_WRITES
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.topics == {SOURCE}
-        assert here.kubernetes.objects[resources.POLICIES] == {}
+    here = reconcile_harness(connection, body, FakeKubernetes())
+    assert await here.reconcile() is Requeue.BACKOFF
+    here.broker.namespaces["shop/prod"].topics |= late
+    here.now += LATE_WRITES
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.topics == {SOURCE}
+    assert here.kubernetes.objects[resources.POLICIES] == {}
 
 
 @pytest.mark.parametrize(("condition", "status"), [("Ready", "True"), ("Stalled", "True")])
@@ -153,9 +150,9 @@ async def test_policy_with_nothing_under_way_is_deleted_at_once(
     body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
     fields = {"reason": "Any", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     body["status"] = {"conditions": [{"type": condition, "status": status, **fields}]}
-    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.kubernetes.objects[resources.POLICIES] == {}
+    here = reconcile_harness(connection, body, FakeKubernetes())
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.kubernetes.objects[resources.POLICIES] == {}
 
 
 async def test_failed_cleanup_of_orphan_is_retried(
@@ -188,18 +185,16 @@ async def test_unserved_api_makes_no_policy_an_orphan(connection: Body, policy: 
     def unserved(*_: object) -> None:
         raise NotFoundError("the server could not find the requested resource", remedy="wait")
 
-    async with reconcile_harness(
-        connection, policy(deletionPolicy="Delete"), FakeKubernetes()
-    ) as here:
+    here = reconcile_harness(connection, policy(deletionPolicy="Delete"), FakeKubernetes())
+    await here.reconcile()
+    made = here.topics
+    here.kubernetes.before = unserved
+    here.watch_shows_deletion()
+    with pytest.raises(NotFoundError):
         await here.reconcile()
-        made = here.topics
-        here.kubernetes.before = unserved
-        here.watch_shows_deletion()
-        with pytest.raises(NotFoundError):
-            await here.reconcile()
-        here.kubernetes.before = lambda *_: None
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        assert here.topics == made > {SOURCE}
+    here.kubernetes.before = lambda *_: None
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    assert here.topics == made > {SOURCE}
 
 
 async def test_policy_older_than_the_operator_is_no_orphan(
@@ -208,9 +203,9 @@ async def test_policy_older_than_the_operator_is_no_orphan(
     body = policy(deletionPolicy="Delete")
     body["metadata"]["finalizers"] = [FINALIZER]
     body["metadata"]["creationTimestamp"] = "2025-12-31T23:58:00Z"
-    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
-        here.watch_shows_deletion()
-        assert here.lost.get(KEY) is None
+    here = reconcile_harness(connection, body, FakeKubernetes())
+    here.watch_shows_deletion()
+    assert here.lost.get(KEY) is None
 
 
 def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - the used part of a Context

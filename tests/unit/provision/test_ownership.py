@@ -190,136 +190,135 @@ class Operator:
 async def test_policy_refused_at_first_has_no_finalizer(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy(deletionPolicy="Delete")) as made:
-        operator = Operator(made)
-        made.topics[TOPICS[1]] = Topic(0, {"team": "a"})
-        assert await operator.reconcile() == "TopicExists"
-        assert operator.finalizers == []
-        assert made.broker.writes == []
-        assert await operator.reconcile(adoption="IfPresent") == "Provisioned"
-        assert operator.finalizers == [FINALIZER]
+    made = shop(connection, policy(deletionPolicy="Delete"))
+    operator = Operator(made)
+    made.topics[TOPICS[1]] = Topic(0, {"team": "a"})
+    assert await operator.reconcile() == "TopicExists"
+    assert operator.finalizers == []
+    assert made.broker.writes == []
+    assert await operator.reconcile(adoption="IfPresent") == "Provisioned"
+    assert operator.finalizers == [FINALIZER]
 
 
 async def test_provisioned_policy_refused_later_gets_finalizer(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy()) as made:
-        operator = Operator(made)
-        assert await operator.reconcile() == "Provisioned"
-        made.topics[TOPICS[1]].properties[OWNER] = "this-cluster/shop/other"
-        assert await operator.reconcile(deletionPolicy="Delete") == "OwnerConflict"
-        assert operator.finalizers == [FINALIZER]
+    made = shop(connection, policy())
+    operator = Operator(made)
+    assert await operator.reconcile() == "Provisioned"
+    made.topics[TOPICS[1]].properties[OWNER] = "this-cluster/shop/other"
+    assert await operator.reconcile(deletionPolicy="Delete") == "OwnerConflict"
+    assert operator.finalizers == [FINALIZER]
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_chained_policy_needs_explicit_permission(
     connection: dict[str, Any], policy: MakeBody, partitions: int
 ) -> None:
-    async with shop(connection, policy()) as made:
-        made.topics["orders"] = Topic(partitions, {OWNER: "this-cluster/shop/first"})
-        operator = Operator(made)
-        assert await operator.reconcile() == "ChainedPolicy"
-        assert made.broker.writes == []
-        assert await operator.reconcile(chaining="Allowed") == "Provisioned"
-        # A provisioned policy is not stopped by a later refusal.
-        assert await operator.reconcile(chaining="Forbidden") == "Provisioned"
+    made = shop(connection, policy())
+    made.topics["orders"] = Topic(partitions, {OWNER: "this-cluster/shop/first"})
+    operator = Operator(made)
+    assert await operator.reconcile() == "ChainedPolicy"
+    assert made.broker.writes == []
+    assert await operator.reconcile(chaining="Allowed") == "Provisioned"
+    # A provisioned policy is not stopped by a later refusal.
+    assert await operator.reconcile(chaining="Forbidden") == "Provisioned"
 
 
 async def test_topics_are_handed_over_only_by_their_owner(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy()) as made:
-        blue = Operator(made, "blue")
-        assert await blue.reconcile() == "Provisioned"
-        theirs = replace(made, kubernetes=FakeKubernetes())
-        theirs.kubernetes.add(resources.POLICIES, policy())
-        green = Operator(theirs, "green")
-        for word in ("take-over-from", "hand-over-to"):
-            green.annotate(word, "orders" if word == "take-over-from" else "green")
-            assert await green.reconcile() == "OwnerConflict"
-        assert blue.owners == {"blue/shop/orders"}
+    made = shop(connection, policy())
+    blue = Operator(made, "blue")
+    assert await blue.reconcile() == "Provisioned"
+    theirs = replace(made, kubernetes=FakeKubernetes())
+    theirs.kubernetes.add(resources.POLICIES, policy())
+    green = Operator(theirs, "green")
+    for word in ("take-over-from", "hand-over-to"):
+        green.annotate(word, "orders" if word == "take-over-from" else "green")
+        assert await green.reconcile() == "OwnerConflict"
+    assert blue.owners == {"blue/shop/orders"}
 
-        blue.annotate("hand-over-to", "green")
-        before = {name: copy.deepcopy(made.topics[name].properties) for name in TOPICS}
-        assert await blue.reconcile() == Reason.HANDED_OVER
-        assert blue.owners == {"green/shop/orders"}
-        for name in TOPICS:
-            kept = {"redrive.io/created", "redrive.io/granted", "redrive.io/source"}
-            after = made.topics[name].properties
-            assert {key: after[key] for key in kept} == {key: before[name][key] for key in kept}
-        writes = len(made.broker.writes)
-        assert await blue.reconcile() == Reason.HANDED_OVER
-        assert len(made.broker.writes) == writes
+    blue.annotate("hand-over-to", "green")
+    before = {name: copy.deepcopy(made.topics[name].properties) for name in TOPICS}
+    assert await blue.reconcile() == Reason.HANDED_OVER
+    assert blue.owners == {"green/shop/orders"}
+    for name in TOPICS:
+        kept = {"redrive.io/created", "redrive.io/granted", "redrive.io/source"}
+        after = made.topics[name].properties
+        assert {key: after[key] for key in kept} == {key: before[name][key] for key in kept}
+    writes = len(made.broker.writes)
+    assert await blue.reconcile() == Reason.HANDED_OVER
+    assert len(made.broker.writes) == writes
 
-        assert await green.reconcile() == "Provisioned"
-        assert made.topics[TOPICS[0]].properties["redrive.io/owner-uid"] == "uid-orders"
+    assert await green.reconcile() == "Provisioned"
+    assert made.topics[TOPICS[0]].properties["redrive.io/owner-uid"] == "uid-orders"
 
 
 async def test_ledger_of_other_policy_is_not_taken_over(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     replay = connection.pop("replay")
-    async with shop(connection, policy()) as made:
-        operator = Operator(made)
-        assert await operator.reconcile() == "Provisioned"
-        assert "ledgerTopic" not in made.stored["status"]
-        # Of a policy in another cluster, whose claims are not known here.
-        theirs = made.topics[LEDGER] = Topic(0, {OWNER: "elsewhere/shop/other"})
-        grants = made.broker.namespaces["shop/prod"].grants
-        grants[f"persistent://shop/prod/{LEDGER}"] = {"replayer": ["produce", "consume"]}
-        for name in TOPICS[:2]:
-            grants[f"persistent://shop/prod/{name}"]["replayer"] = ["produce", "consume"]
-        connection["replay"] = replay
-        assert await operator.reconcile() == "OwnerConflict"
-        assert theirs == Topic(0, {OWNER: "elsewhere/shop/other"})
-        del made.topics[LEDGER]
-        assert await operator.reconcile() == "Provisioned"
-        assert made.stored["status"]["ledgerTopic"] == f"persistent://shop/prod/{LEDGER}"
+    made = shop(connection, policy())
+    operator = Operator(made)
+    assert await operator.reconcile() == "Provisioned"
+    assert "ledgerTopic" not in made.stored["status"]
+    # Of a policy in another cluster, whose claims are not known here.
+    theirs = made.topics[LEDGER] = Topic(0, {OWNER: "elsewhere/shop/other"})
+    grants = made.broker.namespaces["shop/prod"].grants
+    grants[f"persistent://shop/prod/{LEDGER}"] = {"replayer": ["produce", "consume"]}
+    for name in TOPICS[:2]:
+        grants[f"persistent://shop/prod/{name}"]["replayer"] = ["produce", "consume"]
+    connection["replay"] = replay
+    assert await operator.reconcile() == "OwnerConflict"
+    assert theirs == Topic(0, {OWNER: "elsewhere/shop/other"})
+    del made.topics[LEDGER]
+    assert await operator.reconcile() == "Provisioned"
+    assert made.stored["status"]["ledgerTopic"] == f"persistent://shop/prod/{LEDGER}"
 
 
 async def test_policy_moved_to_other_broker_is_refused(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy(deletionPolicy="Delete")) as made:
-        operator = Operator(made)
-        assert await operator.reconcile() == "Provisioned"
-        # Another connection that leads to the same broker.
-        assert await operator.reconcile(connectionRef={"name": "alias"}) == "Provisioned"
-        for name in TOPICS:
-            del made.topics[name]
-        assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
-        ready = find(made.stored, "Ready")
-        assert ready is not None
-        assert (
-            f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are at the broker of"
-            in ready.message
-        )
-        assert "BrokerConnection shop/alias, with" in ready.message
-        assert made.topics.keys() == {"orders", "others"}
+    made = shop(connection, policy(deletionPolicy="Delete"))
+    operator = Operator(made)
+    assert await operator.reconcile() == "Provisioned"
+    # Another connection that leads to the same broker.
+    assert await operator.reconcile(connectionRef={"name": "alias"}) == "Provisioned"
+    for name in TOPICS:
+        del made.topics[name]
+    assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
+    ready = find(made.stored, "Ready")
+    assert ready is not None
+    assert (
+        f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are at the broker of" in ready.message
+    )
+    assert "BrokerConnection shop/alias, with" in ready.message
+    assert made.topics.keys() == {"orders", "others"}
 
-        made.kubernetes.add(resources.POLICIES, deleted(made.stored))
-        await made.finalize()
-        ((_, _, message),) = [e for e in made.kubernetes.announced() if e[1] == "Retained"]
-        assert message.endswith("BrokerConnection shop/alias")
+    made.kubernetes.add(resources.POLICIES, deleted(made.stored))
+    await made.finalize()
+    ((_, _, message),) = [e for e in made.kubernetes.announced() if e[1] == "Retained"]
+    assert message.endswith("BrokerConnection shop/alias")
 
 
 async def test_revoke_grants_takes_back_only_own_grants(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with shop(connection, policy(deletionPolicy="RevokeGrants")) as made:
-        operator = Operator(made)
-        grants = made.broker.namespaces["shop/prod"].grants
-        assert await operator.reconcile() == "Provisioned"
-        grants[f"persistent://shop/prod/{TOPICS[0]}"]["auditor"] = ["consume"]
-        before = copy.deepcopy(made.topics)
-        made.kubernetes.add(resources.POLICIES, deleted(made.stored))
-        await made.finalize()
-        assert grants == {
-            "persistent://shop/prod/others": {"fulfilment": ["consume"]},
-            f"persistent://shop/prod/{TOPICS[0]}": {"auditor": ["consume"]},
-        }
-        for name in TOPICS:
-            assert json.loads(before[name].properties["redrive.io/granted"])
-            before[name].properties["redrive.io/granted"] = ""
-        assert made.topics == before
-        assert made.kubernetes.objects[resources.POLICIES] == {}
+    made = shop(connection, policy(deletionPolicy="RevokeGrants"))
+    operator = Operator(made)
+    grants = made.broker.namespaces["shop/prod"].grants
+    assert await operator.reconcile() == "Provisioned"
+    grants[f"persistent://shop/prod/{TOPICS[0]}"]["auditor"] = ["consume"]
+    before = copy.deepcopy(made.topics)
+    made.kubernetes.add(resources.POLICIES, deleted(made.stored))
+    await made.finalize()
+    assert grants == {
+        "persistent://shop/prod/others": {"fulfilment": ["consume"]},
+        f"persistent://shop/prod/{TOPICS[0]}": {"auditor": ["consume"]},
+    }
+    for name in TOPICS:
+        assert json.loads(before[name].properties["redrive.io/granted"])
+        before[name].properties["redrive.io/granted"] = ""
+    assert made.topics == before
+    assert made.kubernetes.objects[resources.POLICIES] == {}

@@ -40,13 +40,13 @@ async def test_new_policy_enters_few_files(connection: Body, policy: MakeBody) -
             functions.add((file, f"{code.co_qualname}:{code.co_firstlineno}"))
             pairs.add((caller, file))
 
-    async with reconcile_harness(connection, policy(), FakeKubernetes()) as harness:
-        sys.setprofile(record)
-        try:
-            await harness.reconcile()
-        finally:
-            sys.setprofile(None)
-        assert len(harness.topics) > 1, "the policy was not provisioned"
+    harness = reconcile_harness(connection, policy(), FakeKubernetes())
+    sys.setprofile(record)
+    try:
+        await harness.reconcile()
+    finally:
+        sys.setprofile(None)
+    assert len(harness.topics) > 1, "the policy was not provisioned"
     counts = {"files": len(files), "functions": len(functions), "pairs of files": len(pairs)}
     print(counts)  # noqa: T201
     assert {name: count for name, count in counts.items() if count > BOUNDS[name]} == {}

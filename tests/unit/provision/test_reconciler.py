@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
@@ -76,10 +75,10 @@ async def test_paused_policy_does_not_become_progressing(
 ) -> None:
     body = policy()
     body["metadata"]["annotations"] = {PAUSE: str(paused).lower()}
-    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
-        marking = PolicyReconciler(here.ctx, here.conflicts, NOTHING, here.lost)
-        await marking.mark_progressing(KEY)
-        status = here.kubernetes.objects[POLICIES][KEY].get("status")
+    here = reconcile_harness(connection, body, FakeKubernetes())
+    marking = PolicyReconciler(here.ctx, here.conflicts, NOTHING, here.lost)
+    await marking.mark_progressing(KEY)
+    status = here.kubernetes.objects[POLICIES][KEY].get("status")
     assert (status is None) is paused
 
 
@@ -87,37 +86,37 @@ async def test_settled_reconcile_takes_no_more_calls_than_planned(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(**ALL)
-    async with serving(connection, body) as (broker, look):
-        assert (await look()).actions
-        body["status"] = {"observedGeneration": 7, "conditions": [READY], **HAS_LEDGER}
+    broker, look = serving(connection, body)
+    assert (await look()).actions
+    body["status"] = {"observedGeneration": 7, "conditions": [READY], **HAS_LEDGER}
 
-        assert not (await look()).actions  # reads the namespace
-        before = len(broker.calls)
-        assert not (await look()).actions
-        assert len(broker.calls) - before == CALLS_PER_RECONCILE
+    assert not (await look()).actions  # reads the namespace
+    before = len(broker.calls)
+    assert not (await look()).actions
+    assert len(broker.calls) - before == CALLS_PER_RECONCILE
 
-        broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
-        assert (await look()).actions
-        assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
+    broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
+    assert (await look()).actions
+    assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
 
 
 async def test_observing_reconcile_reads_once_despite_differences(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(**ALL)
-    async with serving(connection, body) as (broker, look):
-        assert (await look()).actions
-        topics = broker.namespaces["shop/prod"].topics
-        for name in ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
-            for subscriptions in topics[name].parts.values():
-                subscriptions.clear()
-        edit(body, managementPolicy="Observe")
-        # Two subscriptions, and the ConfigMap, which shows the generation; reads the namespace.
-        assert len((await look()).planned_changes) == 3
-        body["status"] = {"observedGeneration": 8, "conditions": [READY], **HAS_LEDGER}
-        before = len(broker.calls)
-        assert len((await look()).planned_changes) == 3
-        assert len(broker.calls) - before == CALLS_PER_RECONCILE
+    broker, look = serving(connection, body)
+    assert (await look()).actions
+    topics = broker.namespaces["shop/prod"].topics
+    for name in ("orders-fulfilment-RETRY", "orders-fulfilment-DLQ"):
+        for subscriptions in topics[name].parts.values():
+            subscriptions.clear()
+    edit(body, managementPolicy="Observe")
+    # Two subscriptions, and the ConfigMap, which shows the generation; reads the namespace.
+    assert len((await look()).planned_changes) == 3
+    body["status"] = {"observedGeneration": 8, "conditions": [READY], **HAS_LEDGER}
+    before = len(broker.calls)
+    assert len((await look()).planned_changes) == 3
+    assert len(broker.calls) - before == CALLS_PER_RECONCILE
 
 
 async def test_refused_schema_is_retried_with_one_read(
@@ -126,22 +125,22 @@ async def test_refused_schema_is_retried_with_one_read(
     body = policy(**ALL)
     avro: dict[str, Any] = {"type": "AVRO", "data": "", "properties": {}}
     odd = {**avro, "type": "STRING"}
-    async with serving(connection, body) as (broker, look):
-        assert (await look()).actions
-        topics = broker.namespaces["shop/prod"].topics
-        retry, dead = (topics[f"orders-fulfilment-{kind}"] for kind in ("RETRY", "DLQ"))
-        topics["orders"].schema, retry.schema, dead.schema = avro, odd, odd
-        body["status"] = {"observedGeneration": 7, "conditions": [READY], **HAS_LEDGER}
-        assert not (await look()).actions  # reads the namespace
-        before = len(broker.calls)
-        made = await look()
-        assert [caution.reason for caution in made.warnings] == ["SchemaRefused"]
-        does = Counter(method for method, _ in broker.calls[before:])
-        assert does == {"GET": CALLS_PER_RECONCILE + 4, "POST": 2}  # versions there and here
+    broker, look = serving(connection, body)
+    assert (await look()).actions
+    topics = broker.namespaces["shop/prod"].topics
+    retry, dead = (topics[f"orders-fulfilment-{kind}"] for kind in ("RETRY", "DLQ"))
+    topics["orders"].schema, retry.schema, dead.schema = avro, odd, odd
+    body["status"] = {"observedGeneration": 7, "conditions": [READY], **HAS_LEDGER}
+    assert not (await look()).actions  # reads the namespace
+    before = len(broker.calls)
+    made = await look()
+    assert [caution.reason for caution in made.warnings] == ["SchemaRefused"]
+    does = Counter(method for method, _ in broker.calls[before:])
+    assert does == {"GET": CALLS_PER_RECONCILE + 4, "POST": 2}  # versions there and here
 
-        retry.schema = dead.schema = None
-        assert len((await look()).actions) == 2
-        assert retry.schema == dead.schema == avro
+    retry.schema = dead.schema = None
+    assert len((await look()).actions) == 2
+    assert retry.schema == dead.schema == avro
 
 
 @pytest.mark.parametrize(
@@ -158,18 +157,18 @@ async def test_policies_awaiting_one_topic_share_its_reads(
     monkeypatch.setattr(converging, "AWAITED_SECONDS", 60)
     waits = {**READY, "status": "False", "reason": reason}
     body = policy() | {"status": {"observedGeneration": 7, "conditions": [waits]}}
-    async with serving(connection, body) as (broker, look):
-        tenants, namespaces = broker.tenants, broker.namespaces
-        broker.tenants = {} if reason == "TenantNotFound" else tenants
-        broker.namespaces = {"shop/prod": Namespace()} if reason == "TopicNotFound" else {}
-        for _ in range(100):
-            with pytest.raises(RedriveError) as refusal:
-                await look()
-            assert refusal.value.reason == reason
-        assert len(broker.calls) == calls
-        broker.tenants, broker.namespaces = tenants, namespaces
-        monkeypatch.setattr(converging, "AWAITED_SECONDS", 0)
-        assert (await look()).actions
+    broker, look = serving(connection, body)
+    tenants, namespaces = broker.tenants, broker.namespaces
+    broker.tenants = {} if reason == "TenantNotFound" else tenants
+    broker.namespaces = {"shop/prod": Namespace()} if reason == "TopicNotFound" else {}
+    for _ in range(100):
+        with pytest.raises(RedriveError) as refusal:
+            await look()
+        assert refusal.value.reason == reason
+    assert len(broker.calls) == calls
+    broker.tenants, broker.namespaces = tenants, namespaces
+    monkeypatch.setattr(converging, "AWAITED_SECONDS", 0)
+    assert (await look()).actions
 
 
 async def test_new_policies_are_granted_rights_in_one_call(
@@ -178,10 +177,10 @@ async def test_new_policies_are_granted_rights_in_one_call(
     monkeypatch.setattr(granting, "MAX_GAP_SECONDS", 60.0)
     names = [f"orders-{number}" for number in range(5)]
     bodies = [policy(name, topic=f"persistent://shop/prod/{name}") for name in names]
-    async with broker_of_shop(*names) as (broker, admin):
-        ctx = make_world(admin, connection, *bodies)
-        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-        await asyncio.gather(*(converge(resolve(b, ctx), b, ctx, conflicts) for b in bodies))
+    broker, admin = broker_of_shop(*names)
+    ctx = make_world(admin, connection, *bodies)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    await asyncio.gather(*(converge(resolve(b, ctx), b, ctx, conflicts) for b in bodies))
     assert broker.writes.count(("POST", "namespaces/grantPermissionsOnTopics")) == 1
     granted = broker.namespaces["shop/prod"].grants
     for name in names:
@@ -194,13 +193,13 @@ async def test_new_policy_ignores_cached_missing_topic(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy()
-    async with serving(connection, body) as (broker, look):
-        topics = broker.namespaces["shop/prod"].topics
-        orders = topics.pop("orders")
-        with raises(Reason.TOPIC_NOT_FOUND):
-            await look()
-        topics["orders"] = orders
-        assert (await look()).actions
+    broker, look = serving(connection, body)
+    topics = broker.namespaces["shop/prod"].topics
+    orders = topics.pop("orders")
+    with raises(Reason.TOPIC_NOT_FOUND):
+        await look()
+    topics["orders"] = orders
+    assert (await look()).actions
 
 
 async def test_subscription_expiry_is_detected_before_topic_reads(
@@ -291,30 +290,28 @@ async def test_policy_with_timed_annotation_is_reconciled_again(  # noqa: PLR091
     assert await policies.reconcile(Key.of(body)) is again
 
 
-@asynccontextmanager
-async def broker_of_shop(*names: str) -> AsyncIterator[tuple[FakeBroker, Admin]]:
+def broker_of_shop(*names: str) -> tuple[FakeBroker, Admin]:
     """A broker with replicated source topics, and a client of it."""
     broker = FakeBroker()
     broker.tenants = {"shop": []}
     replicated = {"replication_clusters": ["here", "there"]}
     topics = {name: Topic(2, {}) for name in names}
     broker.namespaces = {"shop/prod": Namespace(topics, {}, replicated)}
-    yield broker, broker.admin()
+    return broker, broker.admin()
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     connection: dict[str, Any], body: Body
-) -> AsyncIterator[tuple[FakeBroker, Callable[[], Awaitable[Converged]]]]:
+) -> tuple[FakeBroker, Callable[[], Awaitable[Converged]]]:
     """A broker with a replicated source topic, and a function that reconciles a policy."""
-    async with broker_of_shop("orders") as (broker, admin):
-        ctx = make_world(admin, connection, body)
-        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    broker, admin = broker_of_shop("orders")
+    ctx = make_world(admin, connection, body)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
 
-        async def look() -> Converged:
-            return await converge(resolve(body, ctx), body, ctx, conflicts)
+    async def look() -> Converged:
+        return await converge(resolve(body, ctx), body, ctx, conflicts)
 
-        yield broker, look
+    return broker, look
 
 
 @pytest.mark.parametrize(("minutes", "unloads"), [(0, 1), (61, 0)])
@@ -325,30 +322,30 @@ async def test_retry_topic_is_unloaded_once_for_each_request(
     request_time = written(wall_clock() - timedelta(minutes=minutes))
     body["metadata"]["annotations"] = {"redrive.io/unload-requested-at": request_time}
     call = ("PUT", "persistent/shop/prod/orders-fulfilment-RETRY/unload")
-    async with serving(connection, body) as (broker, look):
-        result = (await look()).unload
-        assert result == ({"requestTime": request_time, "error": None} if unloads else None)
-        body["status"] = {"unload": result}
-        assert (await look()).unload is None
-        assert broker.writes.count(call) == unloads
+    broker, look = serving(connection, body)
+    result = (await look()).unload
+    assert result == ({"requestTime": request_time, "error": None} if unloads else None)
+    body["status"] = {"unload": result}
+    assert (await look()).unload is None
+    assert broker.writes.count(call) == unloads
 
 
 async def test_refused_unload_does_not_fail_the_policy(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(adoption="IfPresent")
-    async with serving(connection, body) as (broker, look):
-        await look()
-        request_time = written(wall_clock())
-        body["metadata"]["annotations"] = {"redrive.io/unload-requested-at": request_time}
+    broker, look = serving(connection, body)
+    await look()
+    request_time = written(wall_clock())
+    body["metadata"]["annotations"] = {"redrive.io/unload-requested-at": request_time}
 
-        async def refuse(request: web.Request, do: Do) -> web.StreamResponse:
-            if request.path.endswith("/unload"):
-                return web.json_response({"reason": "not for this role"}, status=403)
-            return await do()
+    async def refuse(request: web.Request, do: Do) -> web.StreamResponse:
+        if request.path.endswith("/unload"):
+            return web.json_response({"reason": "not for this role"}, status=403)
+        return await do()
 
-        broker.fault = refuse
-        result = (await look()).unload
+    broker.fault = refuse
+    result = (await look()).unload
     assert result is not None
     assert "not for this role" in result["error"]
 
@@ -436,10 +433,7 @@ class Shop:
         return self.broker.namespaces["shop/prod"].topics["orders-fulfilment-RETRY"]
 
 
-@asynccontextmanager
-async def partitioned_shop(
-    connection: dict[str, Any], body: Body, **existing: Topic
-) -> AsyncIterator[Shop]:
+def partitioned_shop(connection: dict[str, Any], body: Body, **existing: Topic) -> Shop:
     broker = FakeBroker()
     broker.tenants = {"shop": []}
     topics = {"orders": Topic(3, {}), **existing}
@@ -447,7 +441,7 @@ async def partitioned_shop(
     admin = broker.admin()
     ctx = make_world(admin, connection, body)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    yield Shop(
+    return Shop(
         broker,
         admin,
         body,
@@ -458,35 +452,35 @@ async def partitioned_shop(
 async def test_failed_subscription_on_partition_is_retried(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with partitioned_shop(connection, policy()) as made:
+    made = partitioned_shop(connection, policy())
 
-        async def fail_on_one(request: web.Request, do: Do) -> web.StreamResponse:
-            answer = await do()
-            if request.method == "PUT" and "RETRY/subscription" in request.path:
-                made.retry.parts["-partition-1"].clear()
-                return web.json_response({"reason": "not on one"}, status=500)
-            return answer
+    async def fail_on_one(request: web.Request, do: Do) -> web.StreamResponse:
+        answer = await do()
+        if request.method == "PUT" and "RETRY/subscription" in request.path:
+            made.retry.parts["-partition-1"].clear()
+            return web.json_response({"reason": "not on one"}, status=500)
+        return answer
 
-        made.broker.fault = fail_on_one
-        with pytest.raises(BrokerFailedError, match="not on one"):
-            await made.look()
-        made.broker.fault = None
-        assert CreateSubscription in map(type, (await made.look()).actions)
-        assert made.retry.parts == WHOLE
-        assert not (await made.look()).actions
+    made.broker.fault = fail_on_one
+    with pytest.raises(BrokerFailedError, match="not on one"):
+        await made.look()
+    made.broker.fault = None
+    assert CreateSubscription in map(type, (await made.look()).actions)
+    assert made.retry.parts == WHOLE
+    assert not (await made.look()).actions
 
 
 async def test_lost_subscription_on_partition_is_created_again(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(adoption="IfPresent")
-    async with partitioned_shop(connection, body) as made:
-        await made.look()
-        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
-        made.retry.parts["-partition-2"].clear()
-        assert list(map(type, (await made.look()).actions)) == [CreateSubscription]
-        assert made.retry.parts == WHOLE
-        assert not (await made.look()).actions
+    made = partitioned_shop(connection, body)
+    await made.look()
+    body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+    made.retry.parts["-partition-2"].clear()
+    assert list(map(type, (await made.look()).actions)) == [CreateSubscription]
+    assert made.retry.parts == WHOLE
+    assert not (await made.look()).actions
 
 
 @pytest.mark.parametrize("polled", [False, True])
@@ -495,20 +489,20 @@ async def test_deleted_partition_is_restored_with_subscription(
 ) -> None:
     """Statistics that were polled before show the subscriptions, and no missing partition."""
     body = policy(adoption="IfPresent")
-    async with partitioned_shop(connection, body) as made:
-        await made.look()
-        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
-        if polled:
-            retry = TopicName("shop", "prod", "orders-fulfilment-RETRY")
-            await made.admin.stats(retry, partitioned=True)
-        del made.retry.parts["-partition-0"], made.retry.parts["-partition-1"]
-        if polled:
-            await around(TOPIC, made.admin, max_age=0.0)
-        actions = (await made.look()).actions
-        assert list(map(type, actions)) == [RestorePartitions, CreateSubscription]
-        assert str(actions[0]).endswith("orders-fulfilment-RETRY: 0, 1")
-        assert made.retry.parts == WHOLE
-        assert not (await made.look()).actions
+    made = partitioned_shop(connection, body)
+    await made.look()
+    body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+    if polled:
+        retry = TopicName("shop", "prod", "orders-fulfilment-RETRY")
+        await made.admin.stats(retry, partitioned=True)
+    del made.retry.parts["-partition-0"], made.retry.parts["-partition-1"]
+    if polled:
+        await around(TOPIC, made.admin, max_age=0.0)
+    actions = (await made.look()).actions
+    assert list(map(type, actions)) == [RestorePartitions, CreateSubscription]
+    assert str(actions[0]).endswith("orders-fulfilment-RETRY: 0, 1")
+    assert made.retry.parts == WHOLE
+    assert not (await made.look()).actions
 
 
 async def test_observing_policy_reports_lost_partition_only(
@@ -518,23 +512,23 @@ async def test_observing_policy_reports_lost_partition_only(
     retry = Topic(3, {}, parts)
     del retry.parts["-partition-2"]
     body = policy(adoption="IfPresent", managementPolicy="Observe")
-    async with partitioned_shop(connection, body, **{"orders-fulfilment-RETRY": retry}) as made:
-        planned_changes = (await made.look()).planned_changes
-        assert {RestorePartitions, CreateSubscription} <= set(map(type, planned_changes))
-        assert not made.broker.writes
-        assert made.retry.parts == parts
+    made = partitioned_shop(connection, body, **{"orders-fulfilment-RETRY": retry})
+    planned_changes = (await made.look()).planned_changes
+    assert {RestorePartitions, CreateSubscription} <= set(map(type, planned_changes))
+    assert not made.broker.writes
+    assert made.retry.parts == parts
 
 
 async def test_completed_foreign_subscription_is_not_recorded(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     retry = Topic(3, {}, {"-partition-0": ["fulfilment"]})
-    async with partitioned_shop(
+    made = partitioned_shop(
         connection, policy(adoption="IfPresent"), **{"orders-fulfilment-RETRY": retry}
-    ) as made:
-        await made.look()
-        assert made.retry.parts == WHOLE
-        assert not made.retry.properties.get("redrive.io/subscription")
+    )
+    await made.look()
+    assert made.retry.parts == WHOLE
+    assert not made.retry.properties.get("redrive.io/subscription")
 
 
 TOPIC = TopicName("shop", "prod", "orders")

@@ -233,21 +233,21 @@ CALLS_PER_SECOND = 2.5
 async def test_refused_policy_stalls_and_is_retried(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    async with reconcile_harness(connection, policy(), FakeKubernetes()) as here:
-        here.broker.fault = answering(412)
-        assert await here.reconcile() is Requeue.SLOW_BACKOFF
-        refused = here.kubernetes.objects[resources.POLICIES][KEY]
-        stalled = find(refused, "Stalled")
-        assert stalled is not None
-        assert (stalled.status, stalled.reason) == ("True", "BrokerRefused")
-        assert "412" in stalled.message
+    here = reconcile_harness(connection, policy(), FakeKubernetes())
+    here.broker.fault = answering(412)
+    assert await here.reconcile() is Requeue.SLOW_BACKOFF
+    refused = here.kubernetes.objects[resources.POLICIES][KEY]
+    stalled = find(refused, "Stalled")
+    assert stalled is not None
+    assert (stalled.status, stalled.reason) == ("True", "BrokerRefused")
+    assert "412" in stalled.message
 
-        here.broker.fault = None
-        here.ctx.policies.put(refused)
-        assert await here.reconcile() is Requeue.ON_CHANGE
-        now = here.kubernetes.objects[resources.POLICIES][KEY]
-        assert is_ready(now)
-        assert find(now, "Stalled") is None
+    here.broker.fault = None
+    here.ctx.policies.put(refused)
+    assert await here.reconcile() is Requeue.ON_CHANGE
+    now = here.kubernetes.objects[resources.POLICIES][KEY]
+    assert is_ready(now)
+    assert find(now, "Stalled") is None
 
 
 class Refusing(Http):
