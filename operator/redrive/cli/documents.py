@@ -257,18 +257,21 @@ class PlannedCauseList(_Document):
     items: list[PlannedCause]
 
 
-class InspectedCauseList(_Document):
+class _OfInspection(_Document):
+    inspection: str
+    totalEntries: int
+    readEntries: int
+    messages: int
+    matched: int
+
+
+class InspectedCauseList(_OfInspection):
     """Output of `causes` without `--direct`: counts of an Inspection.
 
     Of `messages` that were read `matched` are selected, and counted in the items.
     """
 
     kind: Literal["InspectedCauseList"]
-    inspection: str
-    totalEntries: int
-    readEntries: int
-    messages: int
-    matched: int
     items: list[CauseCount]
 
 
@@ -279,18 +282,13 @@ class MessageList(_Inspected):
     items: list[MessageRecord]
 
 
-class InspectedMessageList(_Document):
+class InspectedMessageList(_OfInspection):
     """Output of `peek` without `--direct`: messages of an Inspection, the newest first.
 
     Of `messages` that were read `matched` are selected.
     """
 
     kind: Literal["InspectedMessageList"]
-    inspection: str
-    totalEntries: int
-    readEntries: int
-    messages: int
-    matched: int
     items: list[MessageRecord]
 
 

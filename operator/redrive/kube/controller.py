@@ -48,10 +48,6 @@ RETRIES_PER_SECOND = 20.0
 logger = logging.getLogger(__name__)
 
 
-def _one_partition(_: Key) -> None:
-    """Return the partition of all objects."""
-
-
 class Controller:
     """Work queue of one kind: reconciles each object in one task, never twice at a time.
 
@@ -75,7 +71,7 @@ class Controller:
         reconcile: Callable[[Key], Awaitable[Requeue]],
         *,
         mark_progressing: Callable[[Key], Awaitable[None]] | None = None,
-        partition_key: Callable[[Key], Hashable] = _one_partition,
+        partition_key: Callable[[Key], Hashable] = lambda _: None,
         longest_back_off: float = LAST_BACK_OFF_SECONDS,
     ) -> None:
         self._kind = kind

@@ -254,7 +254,7 @@ class Conflicts:
         self._names[key] = names
         for name in names.claimed():
             insort(self._claimants[name], _Claimant(names.age, key))
-        if body is not None and _is_deleting(body):
+        if body is not None and "deletionTimestamp" in body["metadata"]:
             self.unblock(key)
 
     def _unclaim(self, key: Key, names: _Names) -> None:
@@ -290,11 +290,6 @@ def _discard(sets: dict[Any, set[Key]], name: Hashable, key: Key) -> None:
     keys.discard(key)
     if not keys:
         sets.pop(name, None)
-
-
-def _is_deleting(body: Body) -> bool:
-    """Return True if a policy is being deleted."""
-    return "deletionTimestamp" in body["metadata"]
 
 
 def age_of(body: Body) -> tuple[str, str]:

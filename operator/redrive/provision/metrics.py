@@ -78,10 +78,6 @@ def _of_dead_letters(
     return lambda topics, now: value(topics, now) if topics.reading.policy.dead_letters else None
 
 
-def _quota(topics: _Topics, _: datetime) -> float | None:
-    return topics.reading.quota
-
-
 _BY_ROLE: Mapping[tuple[str, str], Callable[[_Topics, datetime], Mapping[str, float | None]]] = {
     (
         "redrive_backlog_messages",
@@ -122,7 +118,7 @@ _SERIES: Mapping[tuple[str, str], Callable[[_Topics, datetime], float | None]] =
     (
         "redrive_dead_letter_quota_bytes",
         "Bytes that a partition of the dead-letter topic may hold; absent without a limit.",
-    ): _of_dead_letters(_quota),
+    ): _of_dead_letters(lambda topics, _: topics.reading.quota),
     (
         "redrive_statistics_timestamp_seconds",
         "Time at which the statistics of a policy's topics were read.",

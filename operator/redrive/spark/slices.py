@@ -478,8 +478,8 @@ def advance_offset(
             partition with new messages advances by its share, at least by one entry. None for no
             limit.
     """
-    waiting = {e.topic: _waiting(e, read.get(e.topic, BEGINNING)) for e in extents}
-    total = sum(sum(waiting[e.topic].values()) * e.partition.entry_bytes for e in extents)
+    waiting = {e.topic: _count_unread(e, read.get(e.topic, BEGINNING)) for e in extents}
+    total = sum(waiting[e.topic] * e.partition.entry_bytes for e in extents)
     share = 1.0 if limit is None or total <= limit else limit / total
     return {
         e.topic: _ahead(e, read.get(e.topic, BEGINNING), waiting[e.topic], share) for e in extents
@@ -503,9 +503,8 @@ def check_unread(extents: Sequence[Extent], read: Offset) -> None:
         check_held(extent, read.get(extent.topic, BEGINNING))
 
 
-def _waiting(extent: Extent, behind: Position) -> dict[int, int]:
-    """Return the number of unread entries of each ledger."""
-    return {ledger: last - first + 1 for ledger, first, last in _unread(extent, behind)}
+def _count_unread(extent: Extent, behind: Position) -> int:
+    return sum(last - first + 1 for _, first, last in _unread(extent, behind))
 
 
 def _unread(extent: Extent, behind: Position) -> Iterator[tuple[int, int, int]]:
@@ -516,10 +515,10 @@ def _unread(extent: Extent, behind: Position) -> Iterator[tuple[int, int, int]]:
                 yield ledger, first, entries - 1
 
 
-def _ahead(extent: Extent, behind: Position, waiting: Mapping[int, int], share: float) -> Position:
+def _ahead(extent: Extent, behind: Position, waiting: int, share: float) -> Position:
     if extent.complete and behind > extent.tail:
         return extent.end  # another topic of the same name, which is read from its beginning
-    remaining = max(1, int(sum(waiting.values()) * share))
+    remaining = max(1, int(waiting * share))
     for ledger, first, last in _unread(extent, behind):
         if remaining <= last - first + 1:
             return Position(ledger, first + remaining - 1, WHOLE)
