@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from redrive.admin import model
 from redrive.admin.access import Credentials
 from redrive.admin.errors import (
     AdminForbiddenError,
@@ -41,30 +42,6 @@ from redrive.admin.internal_stats import (
     AckPersistence,
     acknowledged_behind,
     read_internal_stats,
-)
-from redrive.admin.model import (
-    NamespaceState,
-    Schema,
-    TopicMetadata,
-    TopicStats,
-    TopicSubscriptions,
-    TopicUsage,
-    bounded,
-    combine_partitions,
-    name_set,
-    read_flag,
-    read_metadata,
-    read_names,
-    read_namespace_policies,
-    read_partitions,
-    read_policy,
-    read_receivers,
-    read_schema,
-    read_schemas,
-    read_stats,
-    read_unpartitioned_metadata,
-    read_usage,
-    read_version,
 )
 from redrive.admin.policies import (
     KeepsBacklog,
@@ -163,9 +140,9 @@ class Admin:
     async def partitions(self, topic: TopicName) -> int:
         """Return the number of partitions of a topic; 0 if it is not partitioned."""
         path = f"{topic_path(topic)}/partitions"
-        return await self._get(f"read the partitions of {topic}", path, read_partitions)
+        return await self._get(f"read the partitions of {topic}", path, model.read_partitions)
 
-    async def metadata(self, topic: TopicName, *, partitioned: bool) -> TopicMetadata:
+    async def metadata(self, topic: TopicName, *, partitioned: bool) -> model.TopicMetadata:
         """Return partitions and properties of a topic, in one call.
 
         Args:
@@ -174,7 +151,7 @@ class Admin:
         """
         # The first call has all metadata of a partitioned topic, and none of any other.
         path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
-        read = read_metadata if partitioned else read_unpartitioned_metadata
+        read = model.read_metadata if partitioned else model.read_unpartitioned_metadata
         return await self._get(f"read the properties of {topic}", path, read)
 
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
@@ -182,20 +159,20 @@ class Admin:
         call = Call(f"mark {topic}", "PUT", f"{topic_path(topic)}/properties", dict(properties))
         await self._send(call)
 
-    async def schema(self, topic: TopicName) -> Schema | None:
+    async def schema(self, topic: TopicName) -> model.Schema | None:
         """Return the latest schema of a topic; None if it has none."""
         does, path = f"read the schema of {topic}", schema_path(topic)
         return await self._read(
-            Call(does, "GET", path, longest=LONG_ANSWER, optional=True), read_schema
+            Call(does, "GET", path, longest=LONG_ANSWER, optional=True), model.read_schema
         )
 
-    async def schemas(self, topic: TopicName) -> tuple[Schema, ...]:
+    async def schemas(self, topic: TopicName) -> tuple[model.Schema, ...]:
         """Return all versions of a topic's schema, the oldest first."""
         does, path = f"read the schemas of {topic}", schemas_path(topic)
         call = Call(does, "GET", path, longest=LONG_ANSWER, optional=True)
-        return await self._read(call, read_schemas) or ()
+        return await self._read(call, model.read_schemas) or ()
 
-    async def put_schema(self, topic: TopicName, schema: Schema) -> None:
+    async def put_schema(self, topic: TopicName, schema: model.Schema) -> None:
         """Set the latest schema of a topic; no change if it has that schema.
 
         Raises:
@@ -212,18 +189,18 @@ class Admin:
         """Return the clusters that have a topic, its own included."""
         path = f"{topic_path(topic)}/replication?applied=true"
         return await self._get(
-            f"read the clusters of {topic}", path, lambda answer: name_set(answer or ())
+            f"read the clusters of {topic}", path, lambda answer: model.name_set(answer or ())
         )
 
     async def deduplicates(self, topic: TopicName) -> bool:
         """Return True if the broker deduplicates messages of *topic*, by any setting."""
         path = f"{topic_path(topic)}/deduplicationEnabled?applied=true"
         does = f"read deduplication of {topic}"
-        return await self._get(does, path, read_flag)
+        return await self._get(does, path, model.read_flag)
 
     async def subscriptions(
         self, topic: TopicName, *, partitioned: bool, max_age: float = 0.0
-    ) -> TopicSubscriptions:
+    ) -> model.TopicSubscriptions:
         """Return the subscriptions of a topic, in one call unless a partition is missing.
 
         Statistics that were read at most *max_age* seconds ago answer instead of the broker, with
@@ -231,22 +208,24 @@ class Admin:
         """
         at, complete = self._complete.get(topic, (float("-inf"), frozenset[str]()))
         if asyncio.get_running_loop().time() - at < max_age:
-            return TopicSubscriptions((complete,))
+            return model.TopicSubscriptions((complete,))
         does = f"read the subscriptions of {topic}"
         if not partitioned:
             path = f"{topic_path(topic)}/subscriptions"
-            return TopicSubscriptions((await self._get(does, path, name_set),))
-        return TopicSubscriptions(await self._stats(does, topic, _NAMES_ONLY, read_names))
+            return model.TopicSubscriptions((await self._get(does, path, model.name_set),))
+        return model.TopicSubscriptions(
+            await self._stats(does, topic, _NAMES_ONLY, model.read_names)
+        )
 
-    async def receivers(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
+    async def receivers(self, topic: TopicName, *, partitioned: bool) -> model.TopicSubscriptions:
         """Return the names of the subscriptions that retain messages of a topic for consumers.
 
         These are the durable ones, except Pulsar's own, such as `__compaction`. The call needs any
         permission on the topic.
         """
         does = f"read the subscriptions of {topic}"
-        parts = self._stats(does, topic, _NAMES_ONLY, read_receivers, partitioned=partitioned)
-        return TopicSubscriptions(await parts)
+        parts = self._stats(does, topic, _NAMES_ONLY, model.read_receivers, partitioned=partitioned)
+        return model.TopicSubscriptions(await parts)
 
     async def ttl_in_force(self, topic: TopicName) -> int:
         """Return the seconds after which unread messages of a topic expire; 0 means never.
@@ -255,7 +234,7 @@ class Admin:
         """
         path = f"{topic_path(topic)}/messageTTL?applied=true"
         does = f"read the TTL of {topic}"
-        return await self._get(does, path, lambda answer: bounded(answer or 0))
+        return await self._get(does, path, lambda answer: model.bounded(answer or 0))
 
     async def topic_policy(
         self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
@@ -267,7 +246,7 @@ class Admin:
         """
         path = f"{topic_path(topic)}/{policy.own if own else policy.read}"
         does = f"read {policy} of {topic}"
-        return await self._get(does, path, lambda answer: read_policy(policy.own, answer))
+        return await self._get(does, path, lambda answer: model.read_policy(policy.own, answer))
 
     async def set_topic_policy(
         self, topic: TopicName, policy: TopicPolicy | str, write: Write
@@ -288,7 +267,7 @@ class Admin:
 
     async def stats(
         self, topic: TopicName, *, partitioned: bool, oldest: bool = False, producers: bool = False
-    ) -> TopicStats:
+    ) -> model.TopicStats:
         """Return the statistics of a topic, and of its subscriptions by name.
 
         Args:
@@ -302,7 +281,9 @@ class Admin:
         read = str(oldest).lower()
         query = f"&getEarliestTimeInBacklog={read}&subscriptionBacklogSize={read}"
         path = f"{topic_path(topic)}/{kind}{query}&excludePublishers={str(not producers).lower()}"
-        stats = await self._get(f"read the statistics of {topic}", path, read_stats, LONG_ANSWER)
+        stats = await self._get(
+            f"read the statistics of {topic}", path, model.read_stats, LONG_ANSWER
+        )
         if len(self._complete) >= MAX_TOPICS:
             self._complete.clear()
         self._complete[topic] = asyncio.get_running_loop().time(), stats.complete
@@ -342,17 +323,19 @@ class Admin:
         kind = "partitioned-internalStats" if partitioned else "internalStats"
         return await self._get(does, f"{topic_path(topic)}/{kind}", read_all, LONG_ANSWER)
 
-    async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
+    async def usage(
+        self, topic: TopicName, *, partitioned: bool, subscription: str
+    ) -> model.TopicUsage:
         """Return the clients of a topic, and the exact backlogs of its subscriptions."""
         does = f"read the use of {topic}"
         # An imprecise count may be 0 although messages remain.
         query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
 
-        def read(part: Mapping[str, Any]) -> TopicUsage:
-            return read_usage(part, subscription)
+        def read(part: Mapping[str, Any]) -> model.TopicUsage:
+            return model.read_usage(part, subscription)
 
         parts = await self._stats(does, topic, query, read, partitioned=partitioned)
-        return combine_partitions(part for part in parts if part is not None)
+        return model.combine_partitions(part for part in parts if part is not None)
 
     async def _stats(
         self, does: str, topic: TopicName, query: str, read: Parser[T], *, partitioned: bool = True
@@ -362,7 +345,7 @@ class Admin:
             return (await self._get(does, f"{topic_path(topic)}/stats?{query}", read, LONG_ANSWER),)
 
         def read_all(answer: Mapping[str, Any]) -> list[T | None]:
-            parts, count = answer["partitions"], read_partitions(answer["metadata"])
+            parts, count = answer["partitions"], model.read_partitions(answer["metadata"])
             names = (str(topic.partition(number)) for number in range(count))
             return [read(parts[name]) if name in parts else None for name in names]
 
@@ -463,7 +446,7 @@ class Admin:
             AuthenticationFailedError: the broker rejects the credentials.
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_TIMEOUT_SECONDS)
-        return await self._read(call, name_set, probe=True)
+        return await self._read(call, model.name_set, probe=True)
 
     async def version(self) -> tuple[int, ...]:
         """Return the broker's release as numbers, such as (4, 0, 8); read once a minute.
@@ -478,7 +461,7 @@ class Admin:
     async def _read_version(self) -> tuple[int, ...]:
         call = Call("read the version", "GET", "brokers/version", as_text=True)
         try:
-            return read_version(await self._send(call))
+            return model.read_version(await self._send(call))
         except (AdminForbiddenError, AdminNotFoundError, UnsupportedError):
             return ()
 
@@ -531,7 +514,7 @@ class Admin:
             return False
         return True
 
-    async def namespace(self, namespace: str, *, max_age: float = 0.0) -> NamespaceState:
+    async def namespace(self, namespace: str, *, max_age: float = 0.0) -> model.NamespaceState:
         """Read the topics and permissions of a Pulsar namespace, `tenant/namespace`: three calls.
 
         Args:
@@ -552,8 +535,8 @@ class Admin:
         """
         does, path = f"list the topics of {namespace}", f"persistent/{quoted(namespace)}"
         unpartitioned, partitioned = await asyncio.gather(
-            self._get(does, path, name_set, LONG_ANSWER),
-            self._get(does, f"{path}/partitioned", name_set, LONG_ANSWER),
+            self._get(does, path, model.name_set, LONG_ANSWER),
+            self._get(does, f"{path}/partitioned", model.name_set, LONG_ANSWER),
         )
         return unpartitioned, partitioned
 
@@ -577,20 +560,23 @@ class Admin:
 
     async def _namespaces_of(self, tenant: str) -> frozenset[str]:
         does = f"list the namespaces of tenant {tenant}"
-        return await self._get(does, f"namespaces/{quoted(tenant)}", name_set)
+        return await self._get(does, f"namespaces/{quoted(tenant)}", model.name_set)
 
     async def _permissions(self, namespace: str) -> Permissions:
         does, path = f"read the grants in {namespace}", f"namespaces/{quoted(namespace)}"
         return await self._get(
-            does, path, lambda answer: read_namespace_policies(answer)["permissions"], LONG_ANSWER
+            does,
+            path,
+            lambda answer: model.read_namespace_policies(answer)["permissions"],
+            LONG_ANSWER,
         )
 
-    async def _read_namespace(self, namespace: str) -> NamespaceState:
+    async def _read_namespace(self, namespace: str) -> model.NamespaceState:
         does = f"read namespace {namespace}"
         topics, policies = await asyncio.gather(
             self.topics(namespace),
             self._get(
-                does, f"namespaces/{quoted(namespace)}", read_namespace_policies, LONG_ANSWER
+                does, f"namespaces/{quoted(namespace)}", model.read_namespace_policies, LONG_ANSWER
             ),
         )
-        return NamespaceState(*topics, **policies)
+        return model.NamespaceState(*topics, **policies)

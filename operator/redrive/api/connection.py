@@ -16,31 +16,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from redrive.api import model
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
-from redrive.api.model import (
-    BY_NAME,
-    MAX_TOPIC,
-    SET,
-    ApiModel,
-    ApprovalAbove,
-    CaRef,
-    CheckedModel,
-    Form,
-    ObjectName,
-    OneOf,
-    Role,
-    Rule,
-    SecretKeyRef,
-    StatusModel,
-    Tls,
-    TokenSource,
-    TypedUnion,
-    at_most_one,
-    items,
-    of_its_type,
-    one_of,
-)
 from redrive.api.permissions import (
     MAX_RULES,
     AllowRule,
@@ -57,7 +35,7 @@ from redrive.reasons import Reason
 Url = Annotated[
     str,
     Field(max_length=1_024),
-    Form(
+    model.Form(
         r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
         "the URL of an issuer must be https://host or https://host/path, without password",
         "use the address above .well-known/openid-configuration",
@@ -67,14 +45,16 @@ Url = Annotated[
 Word = Annotated[
     str,
     Field(max_length=1_024),
-    Form(r"[^\x00-\x1f\x7f]+", "the text must be one line and not empty", "write it in one line"),
+    model.Form(
+        r"[^\x00-\x1f\x7f]+", "the text must be one line and not empty", "write it in one line"
+    ),
 ]
 
 
 FileName = Annotated[
     str,
     Field(max_length=253),
-    Form(
+    model.Form(
         r"[a-zA-Z0-9][-._a-zA-Z0-9]*",
         "the name of a file must be letters, digits, '-', '_' and '.', the first a letter or digit",
         "use the name only: the folder is that of the namespace",
@@ -82,12 +62,12 @@ FileName = Annotated[
 ]
 
 
-class TokenOrigin(OneOf):
+class TokenOrigin(model.OneOf):
     """Source of a token (a JWT); the token itself is never in a manifest."""
 
-    RULES = (at_most_one("token", "secretRef", "file"),)
+    RULES = (model.at_most_one("token", "secretRef", "file"),)
 
-    secret_ref: SecretKeyRef | None = None
+    secret_ref: model.SecretKeyRef | None = None
     """The Secret and its key that contain the token, as text."""
 
     file: FileName | None = None
@@ -95,14 +75,14 @@ class TokenOrigin(OneOf):
     after the namespace of the BrokerConnection, below the operator's `--credentials`."""
 
 
-class SecretName(ApiModel):
+class SecretName(model.ApiModel):
     """A Secret as a whole."""
 
-    name: ObjectName
+    name: model.ObjectName
     """Name of the Secret."""
 
 
-class ClientCertificate(ApiModel):
+class ClientCertificate(model.ApiModel):
     """Source of a client certificate."""
 
     secret_ref: SecretName
@@ -110,14 +90,14 @@ class ClientCertificate(ApiModel):
     the key under `tls.key`."""
 
 
-class SecretText(ApiModel):
+class SecretText(model.ApiModel):
     """Source of a password; the password itself is never in a manifest."""
 
-    secret_ref: SecretKeyRef
+    secret_ref: model.SecretKeyRef
     """The Secret and its key that contain the password, as text."""
 
 
-class OAuth2(ApiModel):
+class OAuth2(model.ApiModel):
     """Client credentials (RFC 6749, section 4.4)."""
 
     issuer_url: Annotated[Url, Field(alias="issuerURL")]
@@ -137,7 +117,7 @@ class OAuth2(ApiModel):
     scope: Word | None = None
     """Scopes to request, separated by blanks. Defaults to none. Example: `pulsar admin`."""
 
-    ca_ref: CaRef | None = None
+    ca_ref: model.CaRef | None = None
     """Certificate authorities to trust for the issuer, in place of those of the image."""
 
 
@@ -155,14 +135,14 @@ _MEMBERS = {
     AuthenticationType.TLS.value: "tls",
     AuthenticationType.OAUTH2.value: "oauth2",
 }
-_TYPE = one_of(AuthenticationType, "`type` of `authentication`", "a kind of credentials")
+_TYPE = model.one_of(AuthenticationType, "`type` of `authentication`", "a kind of credentials")
 
 
-class Authentication(TypedUnion):
+class Authentication(model.TypedUnion):
     """The operator's credentials at the broker."""
 
     MEMBERS = _MEMBERS
-    RULES = (of_its_type("authentication", MEMBERS),)
+    RULES = (model.of_its_type("authentication", MEMBERS),)
 
     type: Annotated[AuthenticationType, *_TYPE]
     """Kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name. `None` is
@@ -179,7 +159,7 @@ class Authentication(TypedUnion):
     """A token from an issuer of OAuth 2.0 for client credentials."""
 
 
-class ReplayAuthentication(TypedUnion):
+class ReplayAuthentication(model.TypedUnion):
     """Credentials of jobs at the broker.
 
     Their Secrets must be in the namespaces of the Replays or Inspections, whose pods mount them.
@@ -187,13 +167,13 @@ class ReplayAuthentication(TypedUnion):
     """
 
     MEMBERS = _MEMBERS
-    RULES = (of_its_type("authentication", MEMBERS),)
+    RULES = (model.of_its_type("authentication", MEMBERS),)
 
     type: Annotated[AuthenticationType, *_TYPE]
     """Kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name. `None` is
     for development brokers without authentication."""
 
-    token: TokenSource | None = None
+    token: model.TokenSource | None = None
     """A token (a JWT) of the role."""
 
     tls: ClientCertificate | None = None
@@ -209,8 +189,8 @@ _MORE_THAN_AN_ADDRESS = "[@?#]"
 
 ServiceUrl = Annotated[
     str,
-    Field(max_length=MAX_TOPIC),
-    Form(
+    Field(max_length=model.MAX_TOPIC),
+    model.Form(
         r"pulsar(\+ssl)?://[^\s/@?#]+/?",
         "`serviceURL` must be pulsar://host:port or pulsar+ssl://host:port",
         "use the address that Pulsar clients connect to",
@@ -220,8 +200,8 @@ ServiceUrl = Annotated[
 
 AdminUrl = Annotated[
     str,
-    Field(max_length=MAX_TOPIC),
-    Form(
+    Field(max_length=model.MAX_TOPIC),
+    model.Form(
         r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
         "`adminURL` must be http://host:port or https://host:port, without user or password",
         "use the address of Pulsar's admin REST API, without /admin/v2",
@@ -231,8 +211,8 @@ AdminUrl = Annotated[
 
 EndpointUrl = Annotated[
     str,
-    Field(max_length=MAX_TOPIC),
-    Form(
+    Field(max_length=model.MAX_TOPIC),
+    model.Form(
         r"https?://[^\s/@?#]+/?",
         "`endpointURL` must be http://host:port or https://host:port, without user or password",
         "use the address of an object store with the API of S3",
@@ -246,7 +226,7 @@ MAX_DESTINATIONS = 16
 HostPattern = Annotated[
     str,
     Field(max_length=253),
-    Form(
+    model.Form(
         r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
         "a host pattern must be a host name or address, optionally with a port; * stands for any "
         "characters but a dot",
@@ -255,13 +235,13 @@ HostPattern = Annotated[
 ]
 
 
-class JobIdentity(ApiModel):
+class JobIdentity(model.ApiModel):
     """Credentials of the Pulsar role of jobs, which differ from the operator's."""
 
     authentication: ReplayAuthentication
     """Credentials of the role."""
 
-    tls: Tls | None = None
+    tls: model.Tls | None = None
     """Verification of the broker's certificates by jobs. Defaults to the certificate authorities of
     the image of jobs. Required if `spec.pulsar.tls` is set."""
 
@@ -274,30 +254,30 @@ class Requirement(enum.StrEnum):
 
 
 _Requirement = Annotated[
-    Requirement, *one_of(Requirement, "`require`", "a list of Reason and Ticket")
+    Requirement, *model.one_of(Requirement, "`require`", "a list of Reason and Ticket")
 ]
 
 
 class ReplayIdentity(JobIdentity):
     """Pulsar role of replay jobs, and their credentials, which differ from the operator's."""
 
-    role: Role
+    role: model.Role
     """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
     and `produce` and `consume` on its retry topic and its ledger. A Replay with another target
     grants it both actions there until it ends; a rule of `allow` for that topic and the namespace
     of the Replay must include the role. Example: `replayer`."""
 
-    approval_above: ApprovalAbove | None = None
+    approval_above: model.ApprovalAbove | None = None
     """Number of messages that a Replay may move without approval, even if its RetryPolicy permits
     more. A Replay of more messages waits for a ReplayApproval. Defaults to
     `replay.approvalAbove` of the policy."""
 
-    require: Annotated[tuple[_Requirement, ...], items(2, SET, least=1)] | None = None
+    require: Annotated[tuple[_Requirement, ...], model.items(2, model.SET, least=1)] | None = None
     """Fields that a Replay which moves messages must have: `reason`, `ticket` or both. Plans are
     exempt. Defaults to none. Example: `[Reason, Ticket]`."""
 
 
-class Destination(ApiModel):
+class Destination(model.ApiModel):
     """A place for files of Inspections: a folder of an object store, or of a volume."""
 
     name: RuleName
@@ -306,8 +286,8 @@ class Destination(ApiModel):
 
     uri: Annotated[
         str,
-        Field(max_length=MAX_TOPIC),
-        Form(
+        Field(max_length=model.MAX_TOPIC),
+        model.Form(
             rf"s3://[a-z0-9][-a-z0-9.]{{1,61}}[a-z0-9]({_FOLDER})*/?|file://({_FOLDER})+/?",
             "`uri` must be s3://bucket, s3://bucket/folder or file:///folder",
             "use a bucket, or the path at which the default job template mounts a volume",
@@ -332,7 +312,7 @@ class Destination(ApiModel):
 class InspectionIdentity(JobIdentity):
     """Pulsar role of the jobs of Inspections, and their credentials."""
 
-    role: Role
+    role: model.Role
     """The Pulsar role of the credentials, which must differ from `replay.role`: the pods of
     Inspections may not produce. Each policy grants it `consume` on its dead-letter topic, which the
     broker requires to read a topic. `consume` includes acknowledging, so no person should have
@@ -347,11 +327,13 @@ class InspectionIdentity(JobIdentity):
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""
 
-    destinations: Annotated[tuple[Destination, ...], items(MAX_DESTINATIONS, BY_NAME)] = ()
+    destinations: Annotated[
+        tuple[Destination, ...], model.items(MAX_DESTINATIONS, model.BY_NAME)
+    ] = ()
     """Places at which Inspections may write files. Defaults to none: Inspections write no file."""
 
 
-class PulsarBroker(ApiModel):
+class PulsarBroker(model.ApiModel):
     """A Pulsar cluster: its addresses, and the operator's credentials there."""
 
     service_url: Annotated[ServiceUrl, Field(alias="serviceURL")]
@@ -360,7 +342,7 @@ class PulsarBroker(ApiModel):
     admin_url: Annotated[AdminUrl, Field(alias="adminURL")]
     """Address of the admin REST API: `http://host:port` or `https://host:port`."""
 
-    redirect_hosts: Annotated[tuple[HostPattern, ...], items(64, SET)] = ()
+    redirect_hosts: Annotated[tuple[HostPattern, ...], model.items(64, model.SET)] = ()
     """Hosts, beside that of `adminURL`, to which the brokers may redirect calls with the operator's
     credentials, as patterns: `*` stands for any characters but a dot. A pattern without a port has
     the port of `adminURL`; the scheme is always that of `adminURL`. Defaults to none, which is
@@ -370,12 +352,12 @@ class PulsarBroker(ApiModel):
     authentication: Authentication
     """Credentials of the operator at the broker."""
 
-    tls: Tls | None = None
+    tls: model.Tls | None = None
     """Verification of the broker's certificate, for an `adminURL` of https. Defaults to the
     certificate authorities of the operator's image. Replay jobs have their own (`replay.tls`)."""
 
 
-_ROLES_DIFFER = Rule(
+_ROLES_DIFFER = model.Rule(
     "!has(self.replay) || !has(self.inspection) || self.replay.role != self.inspection.role",
     "`inspection.role` must differ from `replay.role`, which may produce",
     "create a role of its own for Inspections",
@@ -383,7 +365,7 @@ _ROLES_DIFFER = Rule(
 )
 
 
-class BrokerConnectionSpec(CheckedModel):
+class BrokerConnectionSpec(model.CheckedModel):
     """A broker, and the permissions of the objects that use it through this connection."""
 
     RULES = (_ROLES_DIFFER, ONE_BROKER, ONLY_PULSAR)
@@ -395,7 +377,7 @@ class BrokerConnectionSpec(CheckedModel):
     """The RocketMQ cluster, for RocketMQRetryPolicies. Defaults to none: the connection is for
     Pulsar."""
 
-    allow: Annotated[tuple[AllowRule, ...], items(MAX_RULES, BY_NAME)] = ()
+    allow: Annotated[tuple[AllowRule, ...], model.items(MAX_RULES, model.BY_NAME)] = ()
     """Kubernetes namespaces that may use the connection, with their topics and roles, as additive
     rules: the topics of a rule are combined with its own namespaces and roles only. Defaults to
     none: nothing is allowed."""
@@ -464,7 +446,7 @@ class BrokerConnectionSpec(CheckedModel):
         )
 
 
-class RuleUsage(StatusModel):
+class RuleUsage(model.StatusModel):
     """Use of one rule of `spec.allow`."""
 
     name: RuleName
@@ -481,10 +463,12 @@ MAX_TARGET_RIGHTS = 64
 """Maximum number of targets at which one Replay has grants."""
 
 
-class TargetRights(StatusModel):
+class TargetRights(model.StatusModel):
     """Grants that the operator made to the replay role at a target."""
 
-    topic: Annotated[str, Field(max_length=MAX_TOPIC, pattern="^persistent://[^/]+/[^/]+/[^/]+$")]
+    topic: Annotated[
+        str, Field(max_length=model.MAX_TOPIC, pattern="^persistent://[^/]+/[^/]+/[^/]+$")
+    ]
     """Full name of the topic."""
 
     role: Annotated[str, Field(max_length=255)]
@@ -494,7 +478,7 @@ class TargetRights(StatusModel):
     """The actions among `produce` and `consume` that are revoked at the end of the Replay."""
 
 
-class BrokerConnectionStatus(StatusModel):
+class BrokerConnectionStatus(model.StatusModel):
     """State of the connection, as observed at the broker."""
 
     observed_generation: int | None = None
@@ -518,11 +502,11 @@ class BrokerConnectionStatus(StatusModel):
     Policies that are being deleted are included: their deletion needs the connection, which is
     deleted after them."""
 
-    allow: Annotated[tuple[RuleUsage, ...], items(MAX_RULES, BY_NAME)] = ()
+    allow: Annotated[tuple[RuleUsage, ...], model.items(MAX_RULES, model.BY_NAME)] = ()
     """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that
     applies to its namespace."""
     job_templates: (
-        Annotated[tuple[AvailableTemplate, ...], items(MAX_TEMPLATES, BY_NAME)] | None
+        Annotated[tuple[AvailableTemplate, ...], model.items(MAX_TEMPLATES, model.BY_NAME)] | None
     ) = None
     """The first 64 job templates that Replays of the connection may use, each in its namespaces.
     Absent if the operator runs no Replays."""

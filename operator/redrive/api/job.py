@@ -22,14 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, Strict, WithJsonSchema
 
-from redrive.api import Body
-from redrive.api.model import (
-    ApiModel,
-    CheckedModel,
-    Form,
-    Rule,
-    StatusModel,
-)
+from redrive.api import Body, model
 from redrive.api.permissions import Namespaces
 from redrive.errors import InvalidSpecError
 
@@ -44,7 +37,7 @@ ACCESS_FOLDER = "/etc/redrive/access"
 TemplateName = Annotated[
     str,
     Field(max_length=63),
-    Form(
+    model.Form(
         r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
         "the name of a job template must be lower-case letters, digits and '-'",
         "use a template of the operator, such as default",
@@ -56,7 +49,7 @@ _Labels = Annotated[Mapping[str, Annotated[str, Field(max_length=63)]], Field(ma
 _PodTemplate = Annotated[Mapping[str, Any], WithJsonSchema({"type": "object"})]
 
 
-class ReplayJobTemplate(ApiModel):
+class ReplayJobTemplate(model.ApiModel):
     """The job template of a Replay."""
 
     name: TemplateName | None = None
@@ -68,14 +61,14 @@ class ReplayJobTemplate(ApiModel):
     the template. Example: `8`."""
 
 
-_DEFAULT_LISTED = Rule(
+_DEFAULT_LISTED = model.Rule(
     "!has(self.templates) || !has(self.defaultTemplate) || self.defaultTemplate in self.templates",
     "`defaultTemplate` must be one of `templates`",
     "add it to them, or use one of them",
 )
 
 
-class ConnectionJobs(CheckedModel):
+class ConnectionJobs(model.CheckedModel):
     """The job templates that Replays of a connection may use."""
 
     RULES = (_DEFAULT_LISTED,)
@@ -109,7 +102,7 @@ class ConnectionJobs(CheckedModel):
         return self.templates is None or name in self.templates
 
 
-class AvailableTemplate(StatusModel):
+class AvailableTemplate(model.StatusModel):
     """A job template that Replays of the connection may use."""
 
     name: Annotated[str, Field(max_length=63)]
@@ -119,7 +112,7 @@ class AvailableTemplate(StatusModel):
     """Maximum number of executors of a Replay with this template."""
 
 
-class JobMetadata(ApiModel):
+class JobMetadata(model.ApiModel):
     """Metadata of the Job or SparkApplication, for queues and cost centres."""
 
     labels: _Labels = Field(default_factory=dict)
@@ -129,7 +122,7 @@ class JobMetadata(ApiModel):
     """Annotations."""
 
 
-class JobTemplate(CheckedModel):
+class JobTemplate(model.CheckedModel):
     """The pods of replay jobs, as administrators write them in the file of job templates."""
 
     namespaces: Namespaces | None = None
@@ -141,7 +134,7 @@ class JobTemplate(CheckedModel):
     image: Annotated[
         str,
         Field(max_length=512),
-        Form(
+        model.Form(
             r"([a-zA-Z0-9][-._:/@a-zA-Z0-9]*)?",
             "`image` must be the full name of an image, such as registry.example/redrive-replay:1",
             "correct it, or leave it out",

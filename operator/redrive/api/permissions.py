@@ -14,20 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, Strict
 
-from redrive.api.model import (
-    MAX_TOPIC,
-    SET,
-    ApiModel,
-    CheckedModel,
-    Form,
-    LabelKey,
-    ObjectName,
-    OneOf,
-    Rule,
-    at_most_one,
-    items,
-    one_of,
-)
+from redrive.api import model
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
@@ -36,8 +23,8 @@ MAX_PATTERNS = 64
 
 TopicPattern = Annotated[
     str,
-    Field(max_length=MAX_TOPIC),
-    Form(
+    Field(max_length=model.MAX_TOPIC),
+    model.Form(
         r"persistent://[^/\s]+/[^/\s]+/[^/\s]+",
         "a topic pattern must be written as persistent://tenant/namespace/name; "
         "* stands for any characters but a slash",
@@ -48,7 +35,7 @@ TopicPattern = Annotated[
 RolePattern = Annotated[
     str,
     Field(max_length=255),
-    Form(
+    model.Form(
         r"[^\x00-\x1f\x7f]+",
         "a role pattern must not be empty; * stands for any characters",
         "use the name of a role, or a pattern like shop-*",
@@ -58,7 +45,7 @@ RolePattern = Annotated[
 RuleName = Annotated[
     str,
     Field(max_length=63),
-    Form(
+    model.Form(
         r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
         "`name` must be lower-case letters, digits and '-'",
         "use a name like shop",
@@ -80,7 +67,7 @@ class LabelOperator(enum.StrEnum):
     DOES_NOT_EXIST = "DoesNotExist"
 
 
-_VALUES = Rule(
+_VALUES = model.Rule(
     "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
     "In and NotIn require values, Exists and DoesNotExist allow none",
     "add values, or remove them",
@@ -88,19 +75,19 @@ _VALUES = Rule(
 )
 
 
-class LabelExpression(CheckedModel):
+class LabelExpression(model.CheckedModel):
     """One requirement on a label."""
 
     RULES = (_VALUES,)
 
-    key: LabelKey
+    key: model.LabelKey
     """Key of the label."""
 
     operator: LabelOperator
     """`In`: the label has one of the values. `NotIn`: it has none of them, or is absent. `Exists`,
     `DoesNotExist`: it is present, or absent."""
 
-    values: Annotated[tuple[LabelValue, ...], items(64, SET)] = ()
+    values: Annotated[tuple[LabelValue, ...], model.items(64, model.SET)] = ()
     """Values of `In` and `NotIn`, which require them. Defaults to none."""
 
     def _check(self) -> None:
@@ -121,7 +108,7 @@ class LabelExpression(CheckedModel):
                 return self.key not in labels
 
 
-class LabelSelector(ApiModel):
+class LabelSelector(model.ApiModel):
     """Selects objects by their labels. A selector without requirements selects none."""
 
     match_labels: Annotated[Mapping[str, LabelValue], Field(max_length=64)] | None = None
@@ -139,12 +126,12 @@ class LabelSelector(ApiModel):
         )
 
 
-class Namespaces(OneOf):
+class Namespaces(model.OneOf):
     """Kubernetes namespaces, by name or by their labels."""
 
-    RULES = (at_most_one("namespaces", "names", "selector"),)
+    RULES = (model.at_most_one("namespaces", "names", "selector"),)
 
-    names: Annotated[tuple[ObjectName, ...], items(256, SET)] | None = None
+    names: Annotated[tuple[model.ObjectName, ...], model.items(256, model.SET)] | None = None
     """Exact names. The namespace of the connection is included only if it is in the list."""
 
     selector: LabelSelector | None = None
@@ -167,10 +154,10 @@ class Consent(enum.StrEnum):
 
 def consent(field: str) -> tuple[object, ...]:
     """Return the annotations of a field with a `Consent`."""
-    return one_of(Consent, f"`{field}`")
+    return model.one_of(Consent, f"`{field}`")
 
 
-class NamespaceLimits(ApiModel):
+class NamespaceLimits(model.ApiModel):
     """Limits for the objects of one Kubernetes namespace that use a connection."""
 
     policies: Annotated[int, Strict(), Field(ge=1, le=10_000)] = 100
@@ -187,7 +174,7 @@ class NamespaceLimits(ApiModel):
     with reason `TooManyRuns`. Defaults to 4."""
 
 
-class NamespaceRule(ApiModel):
+class NamespaceRule(model.ApiModel):
     """A rule of a connection for objects of some Kubernetes namespaces."""
 
     name: RuleName
@@ -208,14 +195,14 @@ class NamespaceRule(ApiModel):
 class AllowRule(NamespaceRule):
     """Topics and roles that objects of some Kubernetes namespaces may use through a connection."""
 
-    topics: Annotated[tuple[TopicPattern, ...], items(MAX_PATTERNS, SET)]
+    topics: Annotated[tuple[TopicPattern, ...], model.items(MAX_PATTERNS, model.SET)]
     """Topics that policies may use as source, retry and dead-letter topics, as patterns of full
     names. `*` stands for any characters but a slash, `{namespace}` for the Kubernetes namespace of
     the object, so that one rule can serve many teams. Examples: `persistent://shop/*/*`;
     `persistent://{namespace}/*/*`; `persistent://shop/prod/orders` together with
     `persistent://shop/prod/orders-billing-*`."""
 
-    roles: Annotated[tuple[RolePattern, ...], items(MAX_PATTERNS, SET)] = ()
+    roles: Annotated[tuple[RolePattern, ...], model.items(MAX_PATTERNS, model.SET)] = ()
     """Pulsar roles that policies may grant permissions on these topics, as patterns. `*` stands for
     any characters, `{namespace}` for the Kubernetes namespace of the object. Defaults to none.
     Examples: `shop-*`; `{namespace}.*`."""

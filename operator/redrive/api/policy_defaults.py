@@ -19,18 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from redrive.api.model import (
-    QUOTED,
-    ApiModel,
-    CheckedModel,
-    ObjectName,
-    OneOf,
-    Rule,
-    TopicField,
-    at_most_one,
-    one_of,
-    refusing,
-)
+from redrive.api import model
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import (
     DEFAULT_PRESET,
@@ -90,8 +79,8 @@ def bounded_duration(
     return (
         Field(max_length=40),
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 40, "pattern": pattern}),
-        Rule(within(least, most), problem, remedy, got=QUOTED),
-        AfterValidator(refusing(check)),
+        model.Rule(within(least, most), problem, remedy, got=model.QUOTED),
+        AfterValidator(model.refusing(check)),
     )
 
 
@@ -113,19 +102,19 @@ Delay = Annotated[
     str,
     Field(max_length=40),
     IS_DURATION,
-    Rule(
+    model.Rule(
         within(1, int(MAX_DELAY.total_seconds())),
         "a delay must be from 1 s to 864000 s (10 days)",
         "choose a delay within these bounds",
-        got=QUOTED,
+        got=model.QUOTED,
     ),
-    AfterValidator(refusing(_check_delay)),
+    AfterValidator(model.refusing(_check_delay)),
 ]
 
 Preset = Annotated[
     str,
     WithJsonSchema({"type": "string", "enum": list(PRESETS)}),
-    AfterValidator(refusing(_check_preset)),
+    AfterValidator(model.refusing(_check_preset)),
 ]
 
 Rungs = Annotated[
@@ -147,14 +136,14 @@ def _check_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
 Levels = Annotated[
     tuple[Delay, ...],
     Field(max_length=MAX_LEVELS, json_schema_extra={"minItems": 1}),
-    AfterValidator(refusing(_check_levels)),
+    AfterValidator(model.refusing(_check_levels)),
 ]
 
 FactorPercent = Annotated[int, Strict(), Field(ge=110, le=10_000)]
 JitterPercent = Annotated[int, Strict(), Field(ge=0, le=100)]
 
 _INITIAL, _MAX = (SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
-_RISES = Rule(
+_RISES = model.Rule(
     f"!present(self.initial) || !present(self.max) || {_INITIAL} <= {_MAX}",
     "the longest delay of an exponential ladder must not be shorter than its first",
     "increase max, or reduce initial",
@@ -162,7 +151,7 @@ _RISES = Rule(
 )
 
 
-class Exponential(CheckedModel):
+class Exponential(model.CheckedModel):
     """Delays that grow by a factor from retry to retry."""
 
     RULES = (_RISES,)
@@ -195,10 +184,10 @@ class Exponential(CheckedModel):
         )
 
 
-class DelayLadder(OneOf):
+class DelayLadder(model.OneOf):
     """Delays before retry 1, 2, 3 …; the last delay repeats."""
 
-    RULES = (at_most_one("delayLadder", "preset", "delays", "fixed", "exponential"),)
+    RULES = (model.at_most_one("delayLadder", "preset", "delays", "fixed", "exponential"),)
 
     preset: Preset | None = None
     """A ladder by name. `TDMQ`: 1s 5s 10s 30s, 1m to 10m by the minute, 20m 30m 1h 2h (18 rungs).
@@ -240,12 +229,12 @@ def _scheme(value: object) -> Scheme:
 SchemeField = Annotated[
     Scheme,
     WithJsonSchema({"type": "string", "enum": [scheme.value for scheme in Scheme]}),
-    BeforeValidator(refusing(_scheme)),
+    BeforeValidator(model.refusing(_scheme)),
     PlainSerializer(str),
 ]
 
 
-class Naming(ApiModel):
+class Naming(model.ApiModel):
     """Names of retry topic, dead-letter topic and ConfigMap: derived, or set one by one."""
 
     scheme: SchemeField = Scheme.PULSAR
@@ -255,17 +244,17 @@ class Naming(ApiModel):
     `%DLQ%<subscription>`. With all but the first, a subscription name can be used for one topic of
     a Pulsar namespace only. Defaults to Pulsar."""
 
-    retry_topic: TopicField | None = None
+    retry_topic: model.TopicField | None = None
     """Full name of the retry topic, in the tenant and namespace of the source topic; the connection
     must allow it. No `deletionPolicy` deletes a topic whose name is not that of the scheme.
     Defaults to the name of the scheme."""
 
-    dead_letter_topic: TopicField | None = None
+    dead_letter_topic: model.TopicField | None = None
     """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
     connection must allow it. No `deletionPolicy` deletes a topic whose name is not that of the
     scheme. Defaults to the name of the scheme."""
 
-    config_map: ObjectName | None = None
+    config_map: model.ObjectName | None = None
     """Name of the ConfigMap for consumers, in the namespace of the policy. Set it if tools such as
     kustomize change the names of objects, because they cannot change a derived name. Defaults to
     the name of the policy and `-redrive`."""
@@ -279,10 +268,10 @@ def _name(field: str, root: str, default: str = "") -> str:
 _FIELDS = ("retryTopic", "deadLetterTopic")
 
 
-def _beside(field: str) -> Rule:
+def _beside(field: str) -> model.Rule:
     name = _name(field, "self")
     namespace = "self.topic.substring(0, self.topic.lastIndexOf('/') + 1)"
-    return Rule(
+    return model.Rule(
         f"{name} == '' || {name}.startsWith({namespace})",
         "retry and dead-letter topic must be in the tenant and namespace of their source topic",
         "use a topic of that namespace, or leave the name to the scheme",
@@ -292,7 +281,7 @@ def _beside(field: str) -> Rule:
 
 NAMING_RULES = (
     *map(_beside, _FIELDS),
-    Rule(
+    model.Rule(
         " && ".join(
             f"{_name(field, 'self', default)} == {_name(field, 'oldSelf', default)}"
             for field, default in (
@@ -317,12 +306,12 @@ def _check_pause(text: str) -> str:
     return text
 
 
-def _within(name: str, most: int, words: str) -> Rule:
-    return Rule(
+def _within(name: str, most: int, words: str) -> model.Rule:
+    return model.Rule(
         within(1, most),
         f"{name} of an outage breaker must be from 1s to {words}",
         "choose a value within these bounds, or leave it out",
-        got=QUOTED,
+        got=model.QUOTED,
     )
 
 
@@ -331,17 +320,17 @@ ProbeInterval = Annotated[
     Field(max_length=40),
     IS_DURATION,
     _within("maxProbeInterval", int(MAX_INTERVAL.total_seconds()), "1h"),
-    AfterValidator(refusing(_check_interval)),
+    AfterValidator(model.refusing(_check_interval)),
 ]
 Pause = Annotated[
     str,
     Field(max_length=40),
     IS_DURATION,
     _within("maxPause", int(MAX_PAUSE.total_seconds()), "7d"),
-    AfterValidator(refusing(_check_pause)),
+    AfterValidator(model.refusing(_check_pause)),
 ]
 
-_FITS = Rule(
+_FITS = model.Rule(
     "(has(self.minMessages) ? self.minMessages : 10) <= (has(self.window) ? self.window : 100)",
     "`minMessages` of an outage breaker must be at most its `window`",
     "reduce it, or increase the window",
@@ -362,12 +351,12 @@ class NotRetryable(enum.StrEnum):
     IGNORE = "Ignore"
 
 
-class OutageBreakerSpec(CheckedModel):
+class OutageBreakerSpec(model.CheckedModel):
     """Pause of consumers in an outage of a service that they depend on."""
 
     RULES = (_FITS,)
 
-    mode: Annotated[OutageMode, *one_of(OutageMode, "`mode` of an outage breaker")]
+    mode: Annotated[OutageMode, *model.one_of(OutageMode, "`mode` of an outage breaker")]
     """`Pause`: consumers pause in an outage. `Never`: they do not, even if `policyDefaults` of the
     connection enable it. Required beside the other fields."""
 
@@ -393,7 +382,7 @@ class OutageBreakerSpec(CheckedModel):
     up retries, until a message succeeds. Defaults to 6h."""
 
     not_retryable: Annotated[
-        NotRetryable, *one_of(NotRetryable, "`notRetryable` of an outage breaker")
+        NotRetryable, *model.one_of(NotRetryable, "`notRetryable` of an outage breaker")
     ] = NotRetryable.COUNT
     """`Count`: failures that the rules of a consumer dead-letter at once (`dead_letter_on`) count,
     too, so that a faulty release pauses instead of dead-lettering a whole backlog. `Ignore`: they
@@ -424,7 +413,7 @@ MaxRetries = Annotated[
     int,
     Strict(),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
-    AfterValidator(refusing(check_max_retries)),
+    AfterValidator(model.refusing(check_max_retries)),
 ]
 
 
@@ -437,7 +426,7 @@ class DeletionPolicy(enum.StrEnum):
     DELETE = "Delete"
 
 
-class Choices(ApiModel):
+class Choices(model.ApiModel):
     """Treatment of failed messages; a policy may leave these fields to its connection."""
 
     max_retries: MaxRetries | None = None
@@ -457,7 +446,7 @@ class Choices(ApiModel):
     `[1s, 5s, 10s]`."""
 
     deletion_policy: (
-        Annotated[DeletionPolicy, *one_of(DeletionPolicy, "`deletionPolicy`")] | None
+        Annotated[DeletionPolicy, *model.one_of(DeletionPolicy, "`deletionPolicy`")] | None
     ) = None
     """Effect of a deletion of the policy at the broker. `Retain`: none. `RevokeGrants`: it revokes
     the grants of redrive, and changes nothing else. `Delete`: it deletes the topics that redrive

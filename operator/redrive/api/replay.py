@@ -13,29 +13,15 @@ from pydantic import (
     Strict,
 )
 
+from redrive.api import model
 from redrive.api.job import ReplayJobTemplate
-from redrive.api.model import (
-    QUOTED,
-    SET,
-    ApiModel,
-    CheckedModel,
-    Form,
-    ObjectName,
-    Rule,
-    TopicField,
-    TypedUnion,
-    items,
-    of_its_type,
-    one_of,
-    refusing,
-)
 from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN, bounded_duration
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.policy.values import check_duration, parse_duration
 
-_WINDOW = Rule(
+_WINDOW = model.Rule(
     "!has(self.since) || !has(self.until) || self.since < self.until",
     "`since` must be before `until`",
     "choose an earlier since, or a later until",
@@ -44,7 +30,7 @@ _WINDOW = Rule(
 DeadLetterId = Annotated[
     str,
     Field(max_length=64),
-    Form(
+    model.Form(
         r"\d{1,18}:\d{1,18}(:-?\d{1,9}){0,2}",
         "the id of a message must be ledger:entry, ledger:entry:partition or "
         "ledger:entry:partition:index",
@@ -56,7 +42,7 @@ DeadLetterId = Annotated[
 Fingerprint = Annotated[
     str,
     Field(max_length=16),
-    Form(
+    model.Form(
         r"[0-9a-f]{16}",
         "a fingerprint must be 16 hexadecimal digits",
         "copy it from the property REDRIVE_CAUSE_FINGERPRINT of a dead letter",
@@ -77,12 +63,12 @@ def _moment(text: str) -> str:
 Moment = Annotated[
     str,
     Field(max_length=32, json_schema_extra={"format": "date-time"}),
-    Form(
+    model.Form(
         r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}([.]\d{1,3})?(Z|[+-]\d{2}:\d{2})",
         "a time must have a date, a time of day and an offset",
         "write one like 2026-11-20T10:00:00Z",
     ),
-    AfterValidator(refusing(_moment)),
+    AfterValidator(model.refusing(_moment)),
 ]
 
 
@@ -90,26 +76,28 @@ _Key = Annotated[str, Field(min_length=1, max_length=128)]
 _CauseText = Annotated[str, Field(max_length=MAX_CAUSE)]
 
 
-class MessageSelection(CheckedModel):
+class MessageSelection(model.CheckedModel):
     """Selection of messages. A message has to match all fields that are set."""
 
     RULES = (_WINDOW,)
 
     # The whole selection is one argument of a process, which may have 128 KiB.
 
-    ids: Annotated[tuple[DeadLetterId, ...], items(500, SET, least=1)] | None = None
+    ids: Annotated[tuple[DeadLetterId, ...], model.items(500, model.SET, least=1)] | None = None
     """Message ids, as `ledger:entry:partition:index`; without an index, or with -1, all messages of
     the entry. 1 to 500 ids. Defaults to any. Example: `4711:3:0:0`."""
 
-    keys: Annotated[tuple[_Key, ...], items(64, SET, least=1)] | None = None
+    keys: Annotated[tuple[_Key, ...], model.items(64, model.SET, least=1)] | None = None
     """Message keys, 1 to 64. Defaults to any. Example: `order-17`."""
 
-    causes: Annotated[tuple[_CauseText, ...], items(32, SET, least=1)] | None = None
+    causes: Annotated[tuple[_CauseText, ...], model.items(32, model.SET, least=1)] | None = None
     """Causes of dead letters, as a plan shows them: class of the exception, of which the first 256
     characters are compared. An empty text selects dead letters without a cause, such as those of
     Java consumers. 1 to 32 causes. Defaults to any. Example: `WarehouseDown`."""
 
-    fingerprints: Annotated[tuple[Fingerprint, ...], items(64, SET, least=1)] | None = None
+    fingerprints: Annotated[tuple[Fingerprint, ...], model.items(64, model.SET, least=1)] | None = (
+        None
+    )
     """Fingerprints of the causes of dead letters, which are equal for failures of one kind: the
     property `REDRIVE_CAUSE_FINGERPRINT`. 1 to 64 fingerprints. Defaults to any. Example:
     `0f4a9c31d2be7755`."""
@@ -150,13 +138,13 @@ Duration = Annotated[
     str,
     Field(max_length=40),
     IS_DURATION,
-    Rule(
+    model.Rule(
         f"!({WRITTEN}) || {SECONDS} >= 1",
         "a duration must be at least 1s",
         "increase it, or leave it out",
-        got=QUOTED,
+        got=model.QUOTED,
     ),
-    AfterValidator(refusing(check_duration)),
+    AfterValidator(model.refusing(check_duration)),
 ]
 
 ReasonText = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -168,14 +156,14 @@ _FIXED = (
 )  # fmt: skip
 
 
-def immutable(fields: Iterable[str], problem: str, remedy: str) -> Rule:
+def immutable(fields: Iterable[str], problem: str, remedy: str) -> model.Rule:
     """Return the rule that *fields* of a spec keep their values."""
     kept = (
         f"(present(self.{field}) ? present(oldSelf.{field}) && self.{field} == oldSelf.{field}"
         f" : !present(oldSelf.{field}))"
         for field in fields
     )
-    return Rule(" && ".join(kept), problem, remedy)
+    return model.Rule(" && ".join(kept), problem, remedy)
 
 
 _ONE_RUN = immutable(
@@ -187,7 +175,7 @@ _ONE_RUN = immutable(
 
 
 # With `has`: a client that drops the field must not confirm.
-_CONFIRMED = Rule(
+_CONFIRMED = model.Rule(
     "(has(self.mode) ? has(oldSelf.mode) && self.mode == oldSelf.mode : !has(oldSelf.mode)) || "
     "(has(self.mode) && self.mode == 'Run' && has(oldSelf.mode) && oldSelf.mode == 'Review')",
     "`mode` is immutable, except from Review to Run",
@@ -195,14 +183,14 @@ _CONFIRMED = Rule(
 )
 
 
-_CANCELED = Rule(
+_CANCELED = model.Rule(
     "!(has(oldSelf.cancel) && oldSelf.cancel) || (has(self.cancel) && self.cancel)",
     "`cancel` is immutable once it is true",
     "create another Replay",
 )
 
 
-_FOLLOWED = Rule(
+_FOLLOWED = model.Rule(
     "!has(self.followFor) || !((has(self.mode) && self.mode == 'Plan') "
     "|| (present(self.target.type) && self.target.type == 'Topic'))",
     "`followFor` requires a run that moves messages to the policy's own consumers: target Retry or "
@@ -264,16 +252,16 @@ class PolicyKind(enum.StrEnum):
     ROCKETMQ = "RocketMQRetryPolicy"
 
 
-class PolicyRef(ApiModel):
+class PolicyRef(model.ApiModel):
     """Reference to a policy of the same namespace."""
 
-    kind: Annotated[PolicyKind, *one_of(PolicyKind, "`kind` of `policyRef`")] = (
+    kind: Annotated[PolicyKind, *model.one_of(PolicyKind, "`kind` of `policyRef`")] = (
         PolicyKind.RETRY_POLICY
     )
     """Kind of the policy: `RetryPolicy` for Pulsar, or `RocketMQRetryPolicy`. Defaults to
     RetryPolicy."""
 
-    name: ObjectName
+    name: model.ObjectName
     """Name of the policy."""
 
 
@@ -288,7 +276,7 @@ Period = Annotated[
 ]
 
 
-class ReplayRate(ApiModel):
+class ReplayRate(model.ApiModel):
     """Rate limit of all tasks of a run together."""
 
     messages: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
@@ -303,24 +291,24 @@ class ReplayRate(ApiModel):
         return self.messages / parse_duration(self.per).total_seconds()
 
 
-class ReplayTarget(TypedUnion):
+class ReplayTarget(model.TypedUnion):
     """The topic that dead letters are moved to."""
 
     MEMBERS = {Target.TOPIC.value: "topic"}  # noqa: RUF012  never changed
-    RULES = (of_its_type("target", MEMBERS),)
+    RULES = (model.of_its_type("target", MEMBERS),)
 
-    type: Annotated[Target, *one_of(Target, "`type` of `target`")]
+    type: Annotated[Target, *model.one_of(Target, "`type` of `target`")]
     """`Retry`: the retry topic, for the subscription of the policy only. `Source`: the source
     topic, for all of its subscriptions. `Topic`: the topic of the field `topic`."""
 
-    topic: TopicField | None = None
+    topic: model.TopicField | None = None
     """Full name of the target, which the connection must allow. It must exist, and must not be a
     retry, dead-letter or ledger topic of another policy."""
 
 
 _Confirmation = Annotated[
     Confirmation,
-    *one_of(
+    *model.one_of(
         Confirmation,
         "`confirmations`",
         "a list of Reconciled, DiscardUnreadable and UnprovenHandled",
@@ -328,7 +316,7 @@ _Confirmation = Annotated[
 ]
 
 
-class ReplaySpec(CheckedModel):
+class ReplaySpec(model.CheckedModel):
     """One run that moves dead letters.
 
     Immutable, except `suspend`, `cancel`, `rateLimit`, `deadline` and `ttlAfterFinished`, and
@@ -351,7 +339,9 @@ class ReplaySpec(CheckedModel):
     target: ReplayTarget = ReplayTarget(type=Target.RETRY)
     """The topic that dead letters are moved to. Defaults to the retry topic."""
 
-    guarantee: Annotated[Guarantee, *one_of(Guarantee, "`guarantee`")] = Guarantee.EXACTLY_ONCE
+    guarantee: Annotated[Guarantee, *model.one_of(Guarantee, "`guarantee`")] = (
+        Guarantee.EXACTLY_ONCE
+    )
     """`ExactlyOnce`: a target that does not deduplicate is refused, and so are messages that may be
     stored there already. `AtLeastOnce`: both are accepted, so a message may be stored twice.
     Defaults to ExactlyOnce."""
@@ -360,7 +350,7 @@ class ReplaySpec(CheckedModel):
     """Maximum number of Replays of a message, including this one, 1 to 1000000. A message with as
     many Replays is refused, and stays. Defaults to no limit. Example: `3`."""
 
-    mode: Annotated[Mode, *one_of(Mode, "`mode`")] = Mode.RUN
+    mode: Annotated[Mode, *model.one_of(Mode, "`mode`")] = Mode.RUN
     """`Run`: messages are moved. `Plan`: they are only counted, and `status.run.preview` shows the
     result; other Replays of the policy may run at the same time. `Review`: the run plans, and then
     waits until `mode` is set to `Run`. It then moves the counted messages, and none that came
@@ -378,7 +368,7 @@ class ReplaySpec(CheckedModel):
     """`true` ends the run: in-flight messages are settled, and the Replay is Failed with reason
     `Canceled`. Messages that were moved remain moved. It cannot change back. Defaults to false."""
 
-    sending: Annotated[Sending, *one_of(Sending, "`sending`")] = Sending.INDIVIDUAL
+    sending: Annotated[Sending, *model.one_of(Sending, "`sending`")] = Sending.INDIVIDUAL
     """`Individual`: each message is an entry of its own. `Batched`: messages are sent in batches,
     which is faster and costs the broker less. A consumer receives a batch as a whole. It receives
     the whole batch again if it exits, or returns one message, before all are acknowledged. Refused
@@ -404,7 +394,9 @@ class ReplaySpec(CheckedModel):
     ticket: TicketText | None = None
     """Ticket of the decision, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
-    confirmations: Annotated[tuple[_Confirmation, ...], items(3, SET, least=1)] | None = None
+    confirmations: (
+        Annotated[tuple[_Confirmation, ...], model.items(3, model.SET, least=1)] | None
+    ) = None
     """Actions and facts that the author confirms. `Reconciled`: the effects of the first handling
     of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
     `DiscardUnreadable`: selected entries that no client can read, such as chunks of a message whose
@@ -413,7 +405,7 @@ class ReplaySpec(CheckedModel):
     handled; they are acknowledged, not sent, and count as skipped. Without it they are refused as
     `Unproven`, and remain. Defaults to none."""
 
-    engine: Annotated[ReplayEngine, *one_of(ReplayEngine, "`engine`")] = ReplayEngine.AUTO
+    engine: Annotated[ReplayEngine, *model.one_of(ReplayEngine, "`engine`")] = ReplayEngine.AUTO
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
     `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
     `select.ids`, `select.limit` or the last statistics of the policy, and without a Spark operator;
@@ -445,16 +437,16 @@ class ReplaySpec(CheckedModel):
         return source if self.target.type is Target.SOURCE else self.target.topic
 
 
-class ReplayRef(ApiModel):
+class ReplayRef(model.ApiModel):
     """Reference to one Replay of the same namespace."""
 
-    name: ObjectName
+    name: model.ObjectName
     """Name of the Replay, and of the ReplayApproval."""
 
     uid: Annotated[
         str,
         Field(max_length=64),
-        Form(
+        model.Form(
             r"[-0-9a-zA-Z]+",
             "the uid of a Replay must be letters, digits and '-'",
             "use `metadata.uid` of the Replay",
@@ -463,14 +455,14 @@ class ReplayRef(ApiModel):
     """`metadata.uid` of the Replay. Another Replay of this name needs another approval."""
 
 
-_SAME_APPROVAL = Rule(
+_SAME_APPROVAL = model.Rule(
     "self == oldSelf",
     "the spec of a ReplayApproval is immutable",
     "delete it, and create another one",
 )
 
 
-class ReplayApprovalSpec(ApiModel):
+class ReplayApprovalSpec(model.ApiModel):
     """Approval of one Replay, up to a number of messages. Immutable."""
 
     RULES = (_SAME_APPROVAL,)

@@ -12,20 +12,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from redrive.api import model
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.model import (
-    ApiModel,
-    ApprovalAbove,
-    CheckedModel,
-    ConsumerRoles,
-    ObjectName,
-    Rule,
-    StatusModel,
-    Subscription,
-    TopicField,
-    one_of,
-    refusing,
-)
 from redrive.api.policy_defaults import (
     NAMING_RULES,
     Choices,
@@ -88,13 +76,13 @@ def _subscription_type(value: object) -> SubscriptionType:
 SharedType = Annotated[
     SubscriptionType,
     WithJsonSchema({"type": "string", "enum": _DELAYED}),
-    BeforeValidator(refusing(_subscription_type)),
+    BeforeValidator(model.refusing(_subscription_type)),
 ]
 
 
 _SUBSCRIPTION_TYPE = "(has(self.subscriptionType) ? self.subscriptionType : 'Shared')"
 _NOT_ORDERED = "(!has(self.ordering) || self.ordering == 'None')"
-_KEPT_TOGETHER = Rule(
+_KEPT_TOGETHER = model.Rule(
     f"{_NOT_ORDERED} || {_SUBSCRIPTION_TYPE} == 'KeyShared'",
     "an ordered policy needs a subscription that keeps the messages of a key together",
     "use KeyShared, or ordering None",
@@ -102,7 +90,7 @@ _KEPT_TOGETHER = Rule(
 )
 
 
-_IN_SEQUENCE = Rule(
+_IN_SEQUENCE = model.Rule(
     "!present(self.deadLetter.sequenced) || !self.deadLetter.sequenced || "
     f"!{_NOT_ORDERED} && (!present(self.deadLetter.mode) || self.deadLetter.mode != 'Discard')",
     "`deadLetter.sequenced` requires an ordered policy that keeps dead letters",
@@ -124,10 +112,10 @@ class Chaining(enum.StrEnum):
     ALLOWED = "Allowed"
 
 
-class ReplayRules(ApiModel):
+class ReplayRules(model.ApiModel):
     """Rules for Replays of a policy."""
 
-    safety: Annotated[ReplaySafety, *one_of(ReplaySafety, "`replay.safety`")] = (
+    safety: Annotated[ReplaySafety, *model.one_of(ReplaySafety, "`replay.safety`")] = (
         ReplaySafety.IDEMPOTENT
     )
     """Permission to handle dead letters again. `Idempotent`: always. `ReconcileFirst`: after the
@@ -135,24 +123,24 @@ class ReplayRules(ApiModel):
     [Reconciled]`. `Never`: each Replay of this policy is refused, except plans. Defaults to
     Idempotent."""
 
-    approval_above: ApprovalAbove | None = None
+    approval_above: model.ApprovalAbove | None = None
     """Number of messages that a Replay may move without approval. A Replay of more messages plans,
     and then waits for approval; the connection may set a lower number. Defaults to any number.
     Example: `1000`."""
 
 
-class ConnectionRef(ApiModel):
+class ConnectionRef(model.ApiModel):
     """Reference to a BrokerConnection."""
 
-    name: ObjectName
+    name: model.ObjectName
     """Name of the BrokerConnection."""
 
-    namespace: ObjectName | None = None
+    namespace: model.ObjectName | None = None
     """Namespace of the BrokerConnection. A rule of its `allow` must apply to the namespace of the
     policy. Defaults to that namespace."""
 
 
-class RetryPolicySpec(Choices, CheckedModel):
+class RetryPolicySpec(Choices, model.CheckedModel):
     """Retries of failed messages of one subscription, and their dead letters."""
 
     RULES = (*NAMING_RULES, _KEPT_TOGETHER, _IN_SEQUENCE)
@@ -161,8 +149,8 @@ class RetryPolicySpec(Choices, CheckedModel):
     """The BrokerConnection of the broker."""
 
     topic: Annotated[
-        TopicField,
-        Rule(
+        model.TopicField,
+        model.Rule(
             "self == oldSelf",
             "`topic` of a policy is immutable",
             "create another RetryPolicy for the other topic",
@@ -173,8 +161,8 @@ class RetryPolicySpec(Choices, CheckedModel):
     exist, and the connection must allow it. Immutable."""
 
     subscription: Annotated[
-        Subscription,
-        Rule(
+        model.Subscription,
+        model.Rule(
             "self == oldSelf",
             "`subscription` of a policy is immutable",
             "create another RetryPolicy for the other subscription",
@@ -197,14 +185,14 @@ class RetryPolicySpec(Choices, CheckedModel):
     """Names of retry topic, dead-letter topic and ConfigMap. Defaults to derived names.
     Immutable."""
 
-    adoption: Annotated[Adoption, *one_of(Adoption, "`adoption`")] = Adoption.NEVER
+    adoption: Annotated[Adoption, *model.one_of(Adoption, "`adoption`")] = Adoption.NEVER
     """`IfPresent`: the retry and the dead-letter topic may be existing topics that redrive did not
     create. They get the grants, topic policies and subscriptions that the policy needs. With
     `deletionPolicy: Delete` their original settings are restored, and they are never deleted. The
     connection must allow it. `Never`: a policy that needs such a topic is refused. Defaults to
     Never."""
 
-    chaining: Annotated[Chaining, *one_of(Chaining, "`chaining`")] = Chaining.FORBIDDEN
+    chaining: Annotated[Chaining, *model.one_of(Chaining, "`chaining`")] = Chaining.FORBIDDEN
     """`Allowed`: the source topic may be a retry or dead-letter topic of redrive, for example of a
     service that consumes dead letters. `Forbidden`: such a policy is refused, because mostly it
     would retry the same messages twice. Defaults to Forbidden."""
@@ -215,7 +203,7 @@ class RetryPolicySpec(Choices, CheckedModel):
     dead_letter: DeadLetterTopic = DeadLetterTopic()
     """Treatment of messages that have used up their retries. Defaults to `mode: Keep`."""
 
-    consumer_roles: ConsumerRoles = ()
+    consumer_roles: model.ConsumerRoles = ()
     """Pulsar roles that consume the subscription. Each gets `produce` and `consume` on the retry
     topic and `produce` on the dead-letter topic; the connection must allow it. At most 32 roles,
     with 2048 characters in total. Defaults to none. Example: `[fulfilment]`."""
@@ -224,7 +212,7 @@ class RetryPolicySpec(Choices, CheckedModel):
     """Rules for Replays of this policy. Defaults to none: any Replay may run."""
 
     management_policy: Annotated[
-        ManagementPolicy, *one_of(ManagementPolicy, "`managementPolicy`")
+        ManagementPolicy, *model.one_of(ManagementPolicy, "`managementPolicy`")
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive creates and repairs everything that the policy needs. `Observe`: it changes
     nothing, at the broker or in Kubernetes; the condition `DriftDetected` and
@@ -315,7 +303,7 @@ class RetryPolicySpec(Choices, CheckedModel):
         )
 
 
-class Backlog(StatusModel):
+class Backlog(model.StatusModel):
     """Backlog of the policy's own subscriptions."""
 
     retry: Annotated[int, Field(ge=0)]
@@ -340,7 +328,7 @@ class Backlog(StatusModel):
     """Time at which these figures were read from the broker."""
 
 
-class BlockedKey(StatusModel):
+class BlockedKey(model.StatusModel):
     """A key whose messages wait for the retry of one, with `ordering: PerKey`."""
 
     key_hash: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
@@ -362,7 +350,7 @@ class BlockedKey(StatusModel):
     """Number of later messages of the key that the consumer has. More may wait at the broker."""
 
 
-class EffectiveFields(StatusModel):
+class EffectiveFields(model.StatusModel):
     """Effective values of fields that the policy may take from its connection."""
 
     max_retries: int | None = None
@@ -377,7 +365,7 @@ MAX_SHOWN = 256
 """Maximum characters of the name of a user, or of a reason, in a status."""
 
 
-class ReplayResult(StatusModel):
+class ReplayResult(model.StatusModel):
     """Result of an ended Replay of the policy, except plans. It outlives the Replay."""
 
     name: Annotated[str, Field(max_length=63)]
@@ -422,7 +410,7 @@ Internal = Annotated[
 """Fields for the operator only, including those of newer operators."""
 
 
-class UnloadResult(StatusModel):
+class UnloadResult(model.StatusModel):
     """Result of the last unload of the retry topic that an annotation requested."""
 
     request_time: Timestamp
@@ -432,7 +420,7 @@ class UnloadResult(StatusModel):
     """Refusal of the broker. Absent where the topic was unloaded."""
 
 
-class RetryPolicyStatus(StatusModel):
+class RetryPolicyStatus(model.StatusModel):
     """State of the policy. The operator writes it."""
 
     observed_generation: int | None = None

@@ -12,21 +12,8 @@ from typing import Annotated
 
 from pydantic import Field, Strict
 
+from redrive.api import model
 from redrive.api.conditions import Conditions, WarningTypes
-from redrive.api.model import (
-    BY_NAME,
-    SET,
-    ApiModel,
-    Form,
-    Rule,
-    SecretKeyRef,
-    StatusModel,
-    Tls,
-    TypedUnion,
-    items,
-    of_its_type,
-    one_of,
-)
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
@@ -49,7 +36,7 @@ DEFAULT_LADDER = LEVELS[2:]
 HostPort = Annotated[
     str,
     Field(max_length=260),
-    Form(
+    model.Form(
         r"([-._a-zA-Z0-9]+|\[[:a-fA-F0-9]+\]):[0-9]{1,5}",
         "an address of a name server must be written as host:port",
         "write it like rocketmq-namesrv.rocketmq.svc:9876",
@@ -58,7 +45,7 @@ HostPort = Annotated[
 BrokerHost = Annotated[
     str,
     Field(max_length=260),
-    Form(
+    model.Form(
         r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
         "a host pattern must be a host name or address, optionally with a port; * stands for any "
         "characters but a dot",
@@ -68,7 +55,7 @@ BrokerHost = Annotated[
 NamePattern = Annotated[
     str,
     Field(max_length=255),
-    Form(
+    model.Form(
         r"[-*_{}a-zA-Z0-9]+",
         "a pattern must be letters, digits, '-', '_' and '*', which stands for any characters",
         "write it like shop-*",
@@ -79,12 +66,12 @@ NamePattern = Annotated[
 def _name(field: str) -> tuple[object, ...]:
     return (
         Field(max_length=MAX_NAME),
-        Form(
+        model.Form(
             r"[-_a-zA-Z0-9]+",
             f"`{field}` must be letters, digits, '-' and '_', at most {MAX_NAME} of them",
             "use the name of an application, without %RETRY% or %DLQ%",
         ),
-        Rule(
+        model.Rule(
             "self == oldSelf",
             f"`{field}` of a policy is immutable",
             "create another RocketMQRetryPolicy",
@@ -93,13 +80,13 @@ def _name(field: str) -> tuple[object, ...]:
     )
 
 
-class AccessKey(ApiModel):
+class AccessKey(model.ApiModel):
     """An access key of RocketMQ."""
 
     user: Annotated[
         str,
         Field(max_length=255),
-        Form(
+        model.Form(
             r"[^\s\x00-\x1f\x7f]+",
             "`user` must be the name of a user of RocketMQ, without white space",
             "use the name that mqadmin listUser shows",
@@ -107,7 +94,7 @@ class AccessKey(ApiModel):
     ]
     """Name of the user, which clients call the access key. Example: `redrive`."""
 
-    secret_ref: SecretKeyRef
+    secret_ref: model.SecretKeyRef
     """The Secret and its key that contain the secret key, as text."""
 
 
@@ -118,15 +105,15 @@ class RocketMQAuthenticationType(enum.StrEnum):
     NONE = "None"
 
 
-class RocketMQAuthentication(TypedUnion):
+class RocketMQAuthentication(model.TypedUnion):
     """Credentials at a RocketMQ cluster."""
 
     MEMBERS = {RocketMQAuthenticationType.ACCESS_KEY.value: "accessKey"}  # noqa: RUF012
-    RULES = (of_its_type("authentication", MEMBERS),)
+    RULES = (model.of_its_type("authentication", MEMBERS),)
 
     type: Annotated[
         RocketMQAuthenticationType,
-        *one_of(RocketMQAuthenticationType, "`type` of `authentication`"),
+        *model.one_of(RocketMQAuthenticationType, "`type` of `authentication`"),
     ]
     """Kind of credentials: `AccessKey` with the field `accessKey`. `None` is for development
     clusters without authentication."""
@@ -139,11 +126,11 @@ class RocketMQAuthentication(TypedUnion):
 class RocketMQRule(NamespaceRule):
     """Topics and groups that policies of some Kubernetes namespaces may use."""
 
-    topics: Annotated[tuple[NamePattern, ...], items(MAX_PATTERNS, SET)]
+    topics: Annotated[tuple[NamePattern, ...], model.items(MAX_PATTERNS, model.SET)]
     """Topics that policies may have as source topics, as patterns. `*` stands for any characters,
     `{namespace}` for the Kubernetes namespace of the policy. Example: `["shop-*"]`."""
 
-    groups: Annotated[tuple[NamePattern, ...], items(MAX_PATTERNS, SET)]
+    groups: Annotated[tuple[NamePattern, ...], model.items(MAX_PATTERNS, model.SET)]
     """Consumer groups that policies may change, as patterns likewise. Examples:
     `["shop-fulfilment"]`; `["{namespace}-*"]`."""
 
@@ -160,7 +147,7 @@ def _matches(patterns: tuple[str, ...], namespace: str, name: str) -> bool:
     return Patterns(tuple(p.replace(NAMESPACE, namespace) for p in patterns), but="\n").match(name)
 
 
-class RocketMQInspection(ApiModel):
+class RocketMQInspection(model.ApiModel):
     """Access of the jobs of Inspections to the cluster, which differs from the operator's."""
 
     authentication: RocketMQAuthentication
@@ -168,7 +155,7 @@ class RocketMQInspection(ApiModel):
     it. The user needs the rights `Get` and `Sub` on dead-letter topics, and `Sub` on their
     groups."""
 
-    tls: Tls | None = None
+    tls: model.Tls | None = None
     """Verification of certificates by jobs. Required if `spec.rocketmq.tls` is set. Defaults to
     connections without TLS."""
 
@@ -178,7 +165,7 @@ class RocketMQInspection(ApiModel):
     Never."""
 
 
-class RocketMQCluster(ApiModel):
+class RocketMQCluster(model.ApiModel):
     """A RocketMQ cluster: its name servers, the operator's credentials, and permissions."""
 
     name_servers: Annotated[tuple[HostPort, ...], Field(min_length=1, max_length=16)]
@@ -189,7 +176,7 @@ class RocketMQCluster(ApiModel):
         Annotated[
             str,
             Field(max_length=255),
-            Form(
+            model.Form(
                 r"[^\x00-\x1f\x7f]+",
                 "`cluster` must be the name of a cluster",
                 "use the name that mqadmin clusterList shows",
@@ -200,7 +187,7 @@ class RocketMQCluster(ApiModel):
     """Name of the cluster. Defaults to the only cluster that the name servers know. Example:
     `DefaultCluster`."""
 
-    broker_hosts: Annotated[tuple[BrokerHost, ...], items(64, SET)] = ()
+    broker_hosts: Annotated[tuple[BrokerHost, ...], model.items(64, model.SET)] = ()
     """Hosts of brokers, beside those of `nameServers`, to which the operator may send signed calls,
     as patterns: `*` stands for any characters but a dot. A pattern without a port covers all ports.
     Defaults to none. Example: `["rocketmq-broker-*.rocketmq.svc"]`."""
@@ -208,11 +195,11 @@ class RocketMQCluster(ApiModel):
     authentication: RocketMQAuthentication
     """Credentials of the operator."""
 
-    tls: Tls | None = None
+    tls: model.Tls | None = None
     """Verification of the certificates of name servers and brokers. Defaults to connections without
     TLS."""
 
-    allow: Annotated[tuple[RocketMQRule, ...], items(MAX_RULES, BY_NAME)] = ()
+    allow: Annotated[tuple[RocketMQRule, ...], model.items(MAX_RULES, model.BY_NAME)] = ()
     """Kubernetes namespaces that may use the connection, with their topics and groups, as additive
     rules. Defaults to none: nothing is allowed."""
 
@@ -221,13 +208,13 @@ class RocketMQCluster(ApiModel):
     cannot be inspected."""
 
 
-ONE_BROKER = Rule(
+ONE_BROKER = model.Rule(
     "present(self.pulsar) != present(self.rocketmq)",
     "a connection must have exactly one of pulsar and rocketmq",
     "keep one of them",
 )
 _FIELDS_OF_PULSAR = ("allow", "replay", "inspection", "jobs", "policyDefaults")
-ONLY_PULSAR = Rule(
+ONLY_PULSAR = model.Rule(
     "!present(self.rocketmq) || !("
     + " || ".join(
         f"has(self.{field}) && self.{field}.size() > 0"
@@ -256,7 +243,7 @@ class GroupDeletion(enum.StrEnum):
     DELETE = "Delete"
 
 
-class RocketMQRetryPolicySpec(ApiModel):
+class RocketMQRetryPolicySpec(model.ApiModel):
     """Retries of one consumer group of a RocketMQ topic, and its dead letters."""
 
     connection_ref: ConnectionRef
@@ -270,7 +257,7 @@ class RocketMQRetryPolicySpec(ApiModel):
     """The consumer group, likewise. It is created if it does not exist. Immutable. Example:
     `fulfilment`."""
 
-    clients: Annotated[ClientKind, *one_of(ClientKind, "`clients`")] = ClientKind.GRPC
+    clients: Annotated[ClientKind, *model.one_of(ClientKind, "`clients`")] = ClientKind.GRPC
     """Protocol of the group's consumers. `GRPC`: clients of RocketMQ 5, which obey the policy of
     the group. `Remoting`: older clients, which retry by settings of their own and the broker's
     levels; `maxRetries` and `ladder` are not enforced then. Defaults to GRPC."""
@@ -285,14 +272,14 @@ class RocketMQRetryPolicySpec(ApiModel):
     Ordered groups retry at a fixed interval instead. Defaults to the 16 delays of RocketMQ, from
     10s to 2h. Example: `[10s, 1m, 30m]`."""
 
-    ordering: Annotated[Ordering, *one_of(Ordering, "`ordering`")] = Ordering.NONE
+    ordering: Annotated[Ordering, *model.one_of(Ordering, "`ordering`")] = Ordering.NONE
     """`PerKey`: the group consumes in order, and a failed message blocks later ones of its queue.
     Defaults to None."""
 
     retry_queues: Annotated[int, Strict(), Field(ge=1, le=64)] = 1
     """Number of queues of the retry topic at each master, 1 to 64. Defaults to 1."""
 
-    deletion_policy: Annotated[GroupDeletion, *one_of(GroupDeletion, "`deletionPolicy`")] = (
+    deletion_policy: Annotated[GroupDeletion, *model.one_of(GroupDeletion, "`deletionPolicy`")] = (
         GroupDeletion.RETAIN
     )
     """`Delete`: the deletion of the policy deletes the group and the retry and dead-letter topics,
@@ -300,7 +287,7 @@ class RocketMQRetryPolicySpec(ApiModel):
     Defaults to Retain."""
 
     management_policy: Annotated[
-        ManagementPolicy, *one_of(ManagementPolicy, "`managementPolicy`")
+        ManagementPolicy, *model.one_of(ManagementPolicy, "`managementPolicy`")
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive creates and repairs group and topics. `Observe`: it changes nothing; the
     condition `DriftDetected` and `status.plannedChanges` show the changes that it would make.
@@ -327,7 +314,7 @@ class RocketMQRetryPolicySpec(ApiModel):
         return f"%DLQ%{self.group}"
 
 
-class RocketMQRetryPolicyStatus(StatusModel):
+class RocketMQRetryPolicyStatus(model.StatusModel):
     """State of the policy. The operator writes it."""
 
     observed_generation: int | None = None

@@ -14,16 +14,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from redrive.api.model import (
-    QUOTED,
-    ApiModel,
-    CheckedModel,
-    ReaderRoles,
-    Rule,
-    Subscription,
-    one_of,
-    refusing,
-)
+from redrive.api import model
 from redrive.api.policy_defaults import bounded_duration
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import MAX_DELAY
@@ -51,7 +42,7 @@ Partitions = Annotated[
     int,
     Strict(),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS}),
-    AfterValidator(refusing(_check_partitions)),
+    AfterValidator(model.refusing(_check_partitions)),
 ]
 
 
@@ -100,28 +91,28 @@ def _check_size(text: str) -> str:
 
 
 _BYTES = "quantity(self)"
-_IN_BOUNDS = Rule(
+_IN_BOUNDS = model.Rule(
     f"!isQuantity(self) || ({_BYTES}.compareTo(quantity('1Mi')) >= 0"
     f" && {_BYTES}.compareTo(quantity('1024Ti')) <= 0)",
     "a size must be from 1Mi to 1024Ti",
     "choose a size within these bounds",
-    got=QUOTED,
+    got=model.QUOTED,
 )
 Size = Annotated[
     str,
     WithJsonSchema({"type": "string", "maxLength": 17, "pattern": SIZE_PATTERN}),
     _IN_BOUNDS,
-    AfterValidator(refusing(_check_size)),
+    AfterValidator(model.refusing(_check_size)),
 ]
 SizeOrUnlimited = Annotated[
     str,
     WithJsonSchema({"type": "string", "maxLength": 17, "pattern": f"^{UNLIMITED}$|{SIZE_PATTERN}"}),
     _IN_BOUNDS,
-    AfterValidator(refusing(lambda text: text if text == UNLIMITED else _check_size(text))),
+    AfterValidator(model.refusing(lambda text: text if text == UNLIMITED else _check_size(text))),
 ]
 
 
-class _Expiring(ApiModel):
+class _Expiring(model.ApiModel):
     """A topic whose messages may expire."""
 
     @property
@@ -143,7 +134,7 @@ class RetryTopic(_Expiring):
     longest delay of a retry, and at most 3650d; or `Unlimited`. Defaults to Unlimited."""
 
 
-class Retention(ApiModel):
+class Retention(model.ApiModel):
     """Retention of acknowledged messages. The first limit that is reached applies."""
 
     time: RetentionTime | None = None
@@ -169,7 +160,7 @@ class Retention(ApiModel):
         }
 
 
-class BacklogQuota(ApiModel):
+class BacklogQuota(model.ApiModel):
     """Maximum backlog of the topic. A full topic refuses messages and drops none."""
 
     size: Size
@@ -190,7 +181,7 @@ class DeadLetterMode(enum.StrEnum):
     DISCARD = "Discard"
 
 
-_MORE_THAN_THE_QUOTA = Rule(
+_MORE_THAN_THE_QUOTA = model.Rule(
     "!present(self.retention.size) || !present(self.backlogQuota.size)"
     " || !isQuantity(self.retention.size) || !isQuantity(self.backlogQuota.size)"
     " || quantity(self.retention.size).isGreaterThan(quantity(self.backlogQuota.size))",
@@ -200,12 +191,12 @@ _MORE_THAN_THE_QUOTA = Rule(
 )
 
 
-class DeadLetterTopic(_Expiring, CheckedModel):
+class DeadLetterTopic(_Expiring, model.CheckedModel):
     """Treatment of messages that have used up their retries."""
 
     RULES = (_MORE_THAN_THE_QUOTA,)
 
-    mode: Annotated[DeadLetterMode, *one_of(DeadLetterMode, "`mode`")] = DeadLetterMode.KEEP
+    mode: Annotated[DeadLetterMode, *model.one_of(DeadLetterMode, "`mode`")] = DeadLetterMode.KEEP
     """`Keep`: they are kept in the dead-letter topic. `Discard`: there is no such topic, and
     consumers acknowledge a message permanently once its retries are used up. Java consumers cannot
     discard: without a dead-letter topic they retry permanently. Defaults to Keep."""
@@ -214,7 +205,7 @@ class DeadLetterTopic(_Expiring, CheckedModel):
     """Number of partitions of the topic, 1 to 256, if redrive creates it; it never shrinks.
     Defaults to none, which keeps dead letters in their order."""
 
-    subscription: Subscription | None = None
+    subscription: model.Subscription | None = None
     """Durable subscription that retains dead letters; Replays read it. If your own consumer
     acknowledges dead letters, use its subscription. Defaults to `redrive`."""
 
@@ -235,7 +226,7 @@ class DeadLetterTopic(_Expiring, CheckedModel):
     until a Replay has moved all of them back in order. Requires `ordering: PerKey` and Python
     consumers, which must be restarted after a change. Defaults to false: they are handled."""
 
-    reader_roles: ReaderRoles = ()
+    reader_roles: model.ReaderRoles = ()
     """Pulsar roles of people and tools that read dead letters. Each gets `consume` on the
     dead-letter topic; the connection must allow it. This permission includes skipping messages and
     resetting the cursor: readers of dead letters can also delete them. At most 16 roles, with 1024

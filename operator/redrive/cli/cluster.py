@@ -113,14 +113,14 @@ class Cluster:
         self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> builtins.list[Body]:
         """Read all objects of a namespace, None for all, in pages."""
-        _, objects = self._list(resource, namespace, labels, fields)
+        _, objects = self._list(resource, namespace, _selectors(labels, fields))
         return objects
 
     def _list(
-        self, resource: Resource, namespace: str | None, labels: str, fields: str
+        self, resource: Resource, namespace: str | None, selectors: Mapping[str, str]
     ) -> tuple[str, builtins.list[Body]]:
         """Return the resource version of a list, and its objects."""
-        query = {"limit": str(PAGE)} | _selectors(labels, fields)
+        query = {"limit": str(PAGE), **selectors}
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
         objects: builtins.list[Body] = []
         while True:
@@ -189,9 +189,9 @@ class Cluster:
         Raises:
             ClusterError: the first list failed.
         """
-        latest = Queue[Snapshot]()
-        version, objects = self._list(resource, namespace, labels, fields)
-        watcher = _Watcher(self, resource, namespace, labels, fields, latest.put)
+        latest, selectors = Queue[Snapshot](), _selectors(labels, fields)
+        version, objects = self._list(resource, namespace, selectors)
+        watcher = _Watcher(self, resource, namespace, selectors, latest.put)
         Thread(target=watcher.run, args=(version, objects), daemon=True).start()
         snapshot = Snapshot(tuple(objects))
         try:
@@ -388,8 +388,7 @@ class _Watcher:
     cluster: Cluster
     resource: Resource
     namespace: str | None
-    labels: str
-    fields: str
+    selectors: Mapping[str, str]
     publish: Callable[[Snapshot], None]
     _stopped: Event = field(default_factory=Event, init=False)
     _response: urllib3.BaseHTTPResponse | None = field(default=None, init=False)
@@ -409,7 +408,7 @@ class _Watcher:
                 if self._stopped.is_set():
                     return
                 version, objects = self.cluster._list(  # noqa: SLF001  of the same module
-                    self.resource, self.namespace, self.labels, self.fields
+                    self.resource, self.namespace, self.selectors
                 )
                 self.publish(Snapshot(tuple(objects)))
             except ClusterError as error:
@@ -419,12 +418,9 @@ class _Watcher:
     def _follow(self, version: str, objects: list[Body]) -> None:
         """Publish changes until the watch ends."""
         query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
-        response = self.cluster.send(
-            "GET",
-            self.resource.path(self.namespace),
-            query=query | _selectors(self.labels, self.fields),
-            stream=True,
-        )
+        query |= self.selectors
+        path = self.resource.path(self.namespace)
+        response = self.cluster.send("GET", path, query=query, stream=True)
         self._response = response
         if response.status != HTTPStatus.OK or self._stopped.is_set():  # expired, or not needed
             return

@@ -145,7 +145,9 @@ class JobTemplates:
         else:
             self._file_problem = ""
             self._text = text if await self._take(forms, kubernetes, namespace) else None
-        self._show()
+        VALID.clear()
+        for name in self.names:
+            VALID.labels(name).set(self.problem(name) is None)
         if before != (self._valid, self._problems, self._file_problem):
             for listener in self._listeners:
                 listener()
@@ -172,11 +174,6 @@ class JobTemplates:
                 self._valid[name] = template
                 self._problems.pop(name, None)
         return is_done
-
-    def _show(self) -> None:
-        VALID.clear()
-        for name in self.names:
-            VALID.labels(name).set(self.problem(name) is None)
 
     @asynccontextmanager
     async def following(self, kubernetes: Kubernetes, namespace: str) -> AsyncIterator[None]:

@@ -93,8 +93,9 @@ def resolve(
     The arguments are the first two of `check_references`.
     """
     connections: Connections = defaultdict(list)
-    for connection in map(_connection, _of_kind(manifests, "BrokerConnection")):
-        connections[connection.key].append(connection)
+    for manifest in _of_kind(manifests, "BrokerConnection"):
+        key, broker = _key(manifest), parse_spec(BrokerConnectionSpec, manifest.body)
+        connections[key].append(_Connection(key, broker, manifest))
     labels = {manifest.name: manifest.metadata.get("labels") or {} for manifest in namespaces}
     claims: list[Claim] = []
     findings: list[Finding] = []
@@ -115,10 +116,6 @@ def _of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
 
 def _key(manifest: Manifest) -> Key:
     return Key(manifest.namespace, manifest.name)
-
-
-def _connection(manifest: Manifest) -> _Connection:
-    return _Connection(_key(manifest), parse_spec(BrokerConnectionSpec, manifest.body), manifest)
 
 
 def _claim(

@@ -154,12 +154,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
         *_marks_after(pairs),
         *_mark_unused(desired, observed, unused),
         *(action for pair in pairs for action in _topic_policies(pair, observed)),
-        *(
-            action
-            for pair in pairs
-            if pair.want.name in desired.schema_topics
-            for action in _schema(pair, desired, observed.source_schema)
-        ),
+        *_schemas(pairs, desired, observed.source_schema),
         *config_map_actions(desired.config_map, observed.config_map),
     )
 
@@ -223,9 +218,15 @@ def _withdrawals(pair: _Pair, observed: Observed) -> Iterator[RestoreTopicPolicy
             yield RestoreTopicPolicy(pair.want.name, name, write)
 
 
-def _schema(pair: _Pair, desired: Desired, schema: Schema | None) -> Iterator[CopySchema]:
-    if schema is not None and pair.properties.get(ownership.SCHEMA) != schema.fingerprint:
-        yield CopySchema(pair.want.name, desired.policy.topic, schema)
+def _schemas(
+    pairs: Sequence[_Pair], desired: Desired, schema: Schema | None
+) -> Iterator[CopySchema]:
+    if schema is None:
+        return
+    for pair in pairs:
+        is_stored = pair.properties.get(ownership.SCHEMA) == schema.fingerprint
+        if pair.want.name in desired.schema_topics and not is_stored:
+            yield CopySchema(pair.want.name, desired.policy.topic, schema)
 
 
 def _rights(pairs: Sequence[_Pair], unused: Rights) -> Iterator[ChangeRights]:

@@ -159,7 +159,7 @@ class Health:
             due = self._due(connection)
             pause = 0.0 if len(due) == AT_A_TIME else min(TICK_SECONDS, self._interval)
             for body in due:
-                if self._exists(body):
+                if self._current(body) is not None:
                     self._looked[_uid(body)] = _now()
                     if not await self._poll_may_continue(body, reader):
                         pause = REST_SECONDS
@@ -183,9 +183,10 @@ class Health:
         due = (body for body in provisioned if self._since(body) <= latest)
         return heapq.nsmallest(AT_A_TIME, due, key=self._since)
 
-    def _exists(self, body: Body) -> bool:
+    def _current(self, body: Body) -> Body | None:
+        """Return the policy as it is now; None if it was deleted, or replaced by another."""
         current = self._ctx.policies.get(Key.of(body))
-        return current is not None and _uid(current) == _uid(body)
+        return current if current is not None and _uid(current) == _uid(body) else None
 
     async def _poll_may_continue(self, body: Body, reader: Reader) -> bool:
         """Poll one policy; return False if the next one would fail, too."""
@@ -240,8 +241,7 @@ class Health:
         is_owner = is_ready(body) and not asked.only_observes
         if is_owner and not _is_subscribed(policy, retry, dead_letter):
             self._enqueue(asked.key)
-        latest = self._ctx.policies.get(asked.key)
-        if latest is not None and _uid(latest) == _uid(body):
+        if (latest := self._current(body)) is not None:
             await self._publish(latest, reading)
 
     async def _quota(

@@ -22,19 +22,9 @@ import pulsar
 from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.reading import bitmap, broker
+from redrive.reading import bitmap, broker, ranges
 from redrive.reading.entries import EntryReader
 from redrive.reading.positions import EntryId
-from redrive.reading.ranges import (
-    LOOK_BACK,
-    Partition,
-    Range,
-    Span,
-    look_back,
-    spans_hold,
-    spans_of_entries,
-    spans_without,
-)
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MAX_CONTENT, ReadMessage
 
@@ -97,9 +87,9 @@ def read_messages(  # noqa: PLR0913, PLR0917  one each
     source: ReadableTopic,
     partition: int,
     after: EntryId,
-    wanted: Sequence[Span],
+    wanted: Sequence[ranges.Span],
     ahead: int,
-    lost: list[Span] | None = None,
+    lost: list[ranges.Span] | None = None,
 ) -> Iterator[ReadMessage]:
     """Read messages of one partition, each once.
 
@@ -132,23 +122,23 @@ def _received(  # noqa: PLR0913, PLR0917  as `read_messages`
     source: ReadableTopic,
     partition: int,
     after: EntryId,
-    wanted: Sequence[Span],
+    wanted: Sequence[ranges.Span],
     ahead: int,
-    lost: list[Span] | None = None,
+    lost: list[ranges.Span] | None = None,
 ) -> Iterator[_Received]:
     if not wanted:
         return
     seen = _Seen()
     yield from _read(source, partition, (after, wanted[-1].end), ahead, seen)
-    missing = spans_without(wanted, seen.spans)
+    missing = ranges.spans_without(wanted, seen.spans)
     if lost is not None:
         lost += missing
     if missing:
         first = missing[0]
-        if first.first > LOOK_BACK:
-            after = max(after, EntryId(first.ledger, first.first - LOOK_BACK - 1))
+        if first.first > ranges.LOOK_BACK:
+            after = max(after, EntryId(first.ledger, first.first - ranges.LOOK_BACK - 1))
         for received in _read(source, partition, (after, missing[-1].end), ahead, _Seen()):
-            if spans_hold(missing, received.at):
+            if ranges.spans_hold(missing, received.at):
                 yield received
             del received  # before the next one is decompressed
 
@@ -164,8 +154,8 @@ class _Seen:
         self._run = [-1, 0, -1]
 
     @property
-    def spans(self) -> list[Span]:
-        return [Span(*run) for run in self._runs]
+    def spans(self) -> list[ranges.Span]:
+        return [ranges.Span(*run) for run in self._runs]
 
     def add(self, entries: Sequence[tuple[int, int]]) -> None:
         """Add the last entry of a message, and the first chunk if it is directly before it."""
@@ -233,7 +223,7 @@ def _read(
 
 
 def read_entries(
-    topic: ReadableTopic, piece: Range, entries: int, after: EntryId, ahead: int
+    topic: ReadableTopic, piece: ranges.Range, entries: int, after: EntryId, ahead: int
 ) -> Iterator[DeadLetterRow]:
     """Read all messages of some entries of a range, like `read_messages`.
 
@@ -248,7 +238,7 @@ def read_entries(
 
 
 def read_ranges(
-    topic: ReadableTopic, pieces: Mapping[Range, int], after: EntryId, ahead: int
+    topic: ReadableTopic, pieces: Mapping[ranges.Range, int], after: EntryId, ahead: int
 ) -> Iterator[DeadLetterRow]:
     """Read all messages of some entries of ranges of one partition; see `read_entries`.
 
@@ -258,11 +248,11 @@ def read_ranges(
         after: entry after which to begin.
         ahead: see `prefetch`.
     """
-    spans: list[Span] = []
+    spans: list[ranges.Span] = []
     wanted: dict[int, set[int]] = {}
     for piece, entries in pieces.items():
         numbers = [piece.first + offset for offset in bitmap.members(entries)]
-        spans += spans_of_entries(piece.ledger, numbers)
+        spans += ranges.spans_of_entries(piece.ledger, numbers)
         wanted.setdefault(piece.ledger, set()).update(numbers)
     index = next(iter(pieces)).partition
     for (ledger, entry), message in _received(topic, index, after, spans, ahead):
@@ -282,7 +272,7 @@ class RowsByRange:
         self._rows = rows
         self._next: DeadLetterRow | None = None
 
-    def of(self, piece: Range) -> Iterator[DeadLetterRow]:
+    def of(self, piece: ranges.Range) -> Iterator[DeadLetterRow]:
         """Yield the messages of a range; call it once for each range, in order.
 
         Some may be missing, for example those of a second reading.
@@ -302,15 +292,15 @@ class RowsByRange:
 
 
 def chunks_of_whole(
-    topic: ReadableTopic, partition: Partition, piece: Range, entries: int
+    topic: ReadableTopic, partition: ranges.Partition, piece: ranges.Range, entries: int
 ) -> Iterator[Sequence[EntryId]]:
     """Yield the entries of each chunked message that has chunks among *entries*, a bitmap.
 
     It reads `LOOK_BACK` entries after them, because such a message may end in the next range.
     """
     last = piece.entry_id(entries.bit_length() - 1)
-    after = look_back(partition, piece.entry_id(bitmap.lowest(entries)))
-    wanted, room = [], LOOK_BACK
+    after = ranges.look_back(partition, piece.entry_id(bitmap.lowest(entries)))
+    wanted, room = [], ranges.LOOK_BACK
     for span in partition.behind(after):
         behind = span.size if span.ledger > last.ledger else span.last - last.entry
         if span.ledger >= last.ledger and behind > 0:
@@ -332,7 +322,7 @@ def chunks_of_whole(
             yield whole
 
 
-def first_entry(piece: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
+def first_entry(piece: ranges.Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
     """Return the entry before all of some entries of a range, a bitmap, and their first chunks.
 
     Args:

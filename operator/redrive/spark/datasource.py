@@ -38,21 +38,6 @@ from redrive.reading.positions import Position
 from redrive.spark import options, slices
 from redrive.spark.options import BATCH_OPTIONS, STREAM_OPTIONS, ReadOptions
 from redrive.spark.rows import TopicWriter, ddl, read_slice
-from redrive.spark.slices import (
-    BEGINNING,
-    END,
-    DataLossError,
-    Extent,
-    Filters,
-    PushedFilter,
-    Slice,
-    advance_offset,
-    check_unread,
-    ending_offsets,
-    offset_from_json,
-    offset_to_json,
-    starting_offsets,
-)
 from redrive.spark.topics import FollowingSubscription, TopicReader
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -116,7 +101,7 @@ def _checked(read: ReadOptions, schema: StructType) -> ReadOptions:
 class SlicePartition(InputPartition):
     """Partition of a read: the slice of one task."""
 
-    slice: Slice
+    slice: slices.Slice
 
 
 class BatchReader(DataSourceReader):
@@ -124,10 +109,10 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, read: ReadOptions) -> None:
         self._options = read
-        self._starting = starting_offsets(read.starting or "earliest")
-        self._ending = ending_offsets(read.ending or "latest")
-        self._filters = Filters()
-        if self._starting.otherwise == END:
+        self._starting = slices.starting_offsets(read.starting or "earliest")
+        self._ending = slices.ending_offsets(read.ending or "latest")
+        self._filters = slices.Filters()
+        if self._starting.otherwise == slices.END:
             raise InvalidSpecError(
                 "startingOffsets of a batch must not be latest: no messages follow",
                 got=read.starting,
@@ -136,7 +121,7 @@ class BatchReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         """Store the filters of the query; Spark still evaluates all of them."""
-        self._filters = Filters(map(_condition, filters))
+        self._filters = slices.Filters(map(_condition, filters))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -152,22 +137,24 @@ class BatchReader(DataSourceReader):
         if isinstance(partition, SlicePartition):  # without slices Spark passes an empty partition
             yield from read_slice(partition.slice, self._options, self._filters)
 
-    def _cut(self, extent: Extent) -> Iterator[Slice]:
+    def _cut(self, extent: slices.Extent) -> Iterator[slices.Slice]:
         behind = self._starting.of(extent.topic)
         try:
             slices.check_held(extent, behind)
-        except DataLossError:
+        except slices.DataLossError:
             if self._options.fail_on_data_loss:
                 raise
         return slices.cut(extent, behind, self._ending.of(extent.topic), self._filters)
 
 
-def _condition(pushed: Filter) -> PushedFilter:
+def _condition(pushed: Filter) -> slices.PushedFilter:
     path: Sequence[str] = getattr(pushed, "attribute", ())
-    return PushedFilter(".".join(path), type(pushed).__name__, getattr(pushed, "value", None))
+    return slices.PushedFilter(
+        ".".join(path), type(pushed).__name__, getattr(pushed, "value", None)
+    )
 
 
-_NO_FILTERS = Filters()
+_NO_FILTERS = slices.Filters()
 """Filters of a stream: Spark pushes none."""
 
 
@@ -176,7 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, read: ReadOptions) -> None:
         self._options = read
-        self._starting = starting_offsets(read.starting or "latest")
+        self._starting = slices.starting_offsets(read.starting or "latest")
         self._target: Mapping[TopicName, Position] | None = None
         self._progress: FollowingSubscription | None = None
 
@@ -189,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for extent in extents:
                 passed = extent.partition.acknowledged.through
                 progress.keep(extent.topic, passed, start[extent.topic].entry_id)
-        return offset_to_json(start)
+        return slices.offset_to_json(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the default size of a batch, from the options."""
@@ -206,17 +193,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: messages of the batch were deleted.
         """
-        read, extents = offset_from_json(start), self._extents()
+        read, extents = slices.offset_from_json(start), self._extents()
         if self._options.fail_on_data_loss:
-            check_unread(extents, read)
+            slices.check_unread(extents, read)
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        ahead = advance_offset(extents, read, most)
+        ahead = slices.advance_offset(extents, read, most)
         if self._target is not None:
             ahead = {
-                topic: min(position, self._target.get(topic, read.get(topic, BEGINNING)))
+                topic: min(position, self._target.get(topic, read.get(topic, slices.BEGINNING)))
                 for topic, position in ahead.items()
             }
-        return offset_to_json(ahead)
+        return slices.offset_to_json(ahead)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return the slices of a batch.
@@ -224,14 +211,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: messages of the batch were deleted.
         """
-        read, through = offset_from_json(start), offset_from_json(end)
+        read, through = slices.offset_from_json(start), slices.offset_from_json(end)
         extents = [extent for extent in self._extents() if extent.topic in through]
         if self._options.fail_on_data_loss:
-            check_unread(extents, read)
+            slices.check_unread(extents, read)
         return [
             SlicePartition(piece)
             for extent in extents
-            for piece in _cut(extent, read.get(extent.topic, BEGINNING), through[extent.topic])
+            for piece in _cut(
+                extent, read.get(extent.topic, slices.BEGINNING), through[extent.topic]
+            )
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -242,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, str]) -> None:
         """Acknowledge processed messages, if a subscription follows the stream."""
         if (progress := self._opened()) is not None:
-            progress.acknowledge(offset_from_json(end))
+            progress.acknowledge(slices.offset_from_json(end))
 
     def stop(self) -> None:
         """Close the subscription."""
@@ -253,14 +242,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _broker(self) -> TopicReader:
         return TopicReader(self._options.connection)
 
-    def _start(self, extent: Extent) -> Position:
+    def _start(self, extent: slices.Extent) -> Position:
         start = self._starting.of(extent.topic)
-        if start == BEGINNING:
+        if start == slices.BEGINNING:
             return extent.begin
         # Not the tail: a ledger without entries is deleted when the topic is loaded.
         return start if start < extent.tail else extent.end
 
-    def _extents(self) -> list[Extent]:
+    def _extents(self) -> list[slices.Extent]:
         return self._broker.extents(self._options.topics, self._options.subscription or "")
 
     def _opened(self) -> FollowingSubscription | None:
@@ -269,7 +258,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress
 
 
-def _cut(extent: Extent, behind: Position, through: Position) -> Iterator[Slice]:
+def _cut(extent: slices.Extent, behind: Position, through: Position) -> Iterator[slices.Slice]:
     if behind > through:  # another topic of the same name
-        behind = BEGINNING
+        behind = slices.BEGINNING
     return slices.cut(extent, behind, through, _NO_FILTERS)

@@ -291,7 +291,8 @@ def topic_name(text: str) -> TopicName:
     Raises:
         InvalidSpecError: it is invalid.
     """
-    return TopicName.parse(f"persistent://public/default/{text}" if _is_short(text) else text)
+    prefix = "persistent://public/default/" if _SHORT.fullmatch(text) else ""
+    return TopicName.parse(f"{prefix}{text}")
 
 
 def written_topic(text: str) -> TopicName:
@@ -304,10 +305,6 @@ def written_topic(text: str) -> TopicName:
     if topic.is_system:
         raise InvalidSpecError(SYSTEM_TOPIC, got=text[:128], remedy="use a topic of an application")
     return topic
-
-
-def _is_short(text: str) -> bool:
-    return _SHORT.fullmatch(text) is not None
 
 
 def _pattern(text: str, *, derived: bool) -> TopicSelection:
