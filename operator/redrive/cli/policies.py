@@ -270,7 +270,8 @@ class View:
         since = f", for {age_of(item['readySince'], at)}" if item["readySince"] else ""
         connection = self._connections.get(item["connection"])
         yield "ready", f"{ready}{since}"
-        yield "connection", _connection_text(item["connection"], connection)
+        state = "not readable" if connection is None else _state_of(connection)
+        yield "connection", f"{item['connection']}, {state}"
         due = f", of which {item['due']} are due" if item["waiting"] and item["due"] else ""
         yield "waiting", None if item["waiting"] is None else f"{item['waiting']}{due}"
         yield "dead", _dead_text(item, at)
@@ -288,12 +289,6 @@ class View:
         for attention in item["attention"]:
             if attention["reason"] not in {BLOCKED_KEYS, DEAD_LETTERS}:
                 yield "attention", f"{attention['reason']}: {attention['message']}"
-
-
-def _connection_text(name: str, connection: ConnectionStatus | None) -> str:
-    if connection is None:
-        return f"{name}, not readable"
-    return f"{name}, {_state_of(connection)}"
 
 
 def _dead_text(item: PolicyStatus, at: datetime) -> str | None:

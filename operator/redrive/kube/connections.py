@@ -196,6 +196,12 @@ def users(connection: Key, objects: Cache) -> tuple[Body, ...]:
     return objects.index(connection_of).get(connection)
 
 
+def connection_at(key: Key, objects: Cache) -> Key | None:
+    """Return the connection of an object; None if the object is gone."""
+    body = objects.get(key)
+    return None if body is None else connection_of(body)
+
+
 def connection_of(body: Body) -> Key:
     """Return the connection of an object.
 

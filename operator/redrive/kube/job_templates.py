@@ -17,15 +17,8 @@ from typing import Any, TypeVar
 import yaml
 from prometheus_client import Gauge
 
+from redrive.api import job
 from redrive.api.conditions import StatusWarning
-from redrive.api.job import (
-    DEFAULT_TEMPLATE,
-    ConnectionJobs,
-    JobTemplate,
-    ReplayJobTemplate,
-    Role,
-    pod_of,
-)
 from redrive.api.model import parse
 from redrive.errors import InvalidSpecError
 from redrive.kube import resources
@@ -45,7 +38,7 @@ _L = TypeVar("_L", bound=Callable[[], None])
 logger = logging.getLogger(__name__)
 
 
-def executor_bound(template: JobTemplate, jobs: ConnectionJobs, operator: int) -> int:
+def executor_bound(template: job.JobTemplate, jobs: job.ConnectionJobs, operator: int) -> int:
     """Return the lowest limit of the number of executors.
 
     Args:
@@ -69,7 +62,7 @@ class JobTemplates:
             file: YAML, an object of templates by name; None without a file.
         """
         self._file = file
-        self._valid: dict[str, JobTemplate] = {DEFAULT_TEMPLATE: JobTemplate()}
+        self._valid: dict[str, job.JobTemplate] = {job.DEFAULT_TEMPLATE: job.JobTemplate()}
         self._problems: dict[str, str] = {}
         self._file_problem = ""
         self._text: str | None = None
@@ -85,11 +78,11 @@ class JobTemplates:
         """Return the names of all templates, including invalid ones."""
         return tuple(sorted(self._valid.keys() | self._problems.keys()))
 
-    def get(self, name: str) -> JobTemplate | None:
+    def get(self, name: str) -> job.JobTemplate | None:
         """Return the last valid form of a template; None without one."""
         return self._valid.get(name)
 
-    def find(self, name: str) -> JobTemplate:
+    def find(self, name: str) -> job.JobTemplate:
         """Return the last valid form of a template.
 
         Raises:
@@ -158,11 +151,11 @@ class JobTemplates:
         for name in (*self._valid.keys() - forms.keys(), *self._problems.keys() - forms.keys()):
             self._valid.pop(name, None)
             self._problems.pop(name, None)
-        self._valid.setdefault(DEFAULT_TEMPLATE, JobTemplate())
+        self._valid.setdefault(job.DEFAULT_TEMPLATE, job.JobTemplate())
         for name, form in sorted(forms.items()):
             try:
-                parse(ReplayJobTemplate, {"name": name}, "name")
-                template = parse(JobTemplate, form, name)
+                parse(job.ReplayJobTemplate, {"name": name}, "name")
+                template = parse(job.JobTemplate, form, name)
                 await _validate(template, kubernetes, namespace)
             except UnavailableError as error:
                 logger.info("job template %s is not validated yet: %s", name, error)
@@ -211,14 +204,14 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return {name: form or {} for name, form in forms.items()}
 
 
-async def _validate(template: JobTemplate, kubernetes: Kubernetes, namespace: str) -> None:
+async def _validate(template: job.JobTemplate, kubernetes: Kubernetes, namespace: str) -> None:
     """Validate all pods by the API server, without storing them.
 
     Raises:
         KubernetesError: it refuses one, or does not answer.
     """
-    for role in Role:
-        pod = pod_of(template, role).sized()
+    for role in job.Role:
+        pod = job.pod_of(template, role).sized()
         first, *others = pod["spec"]["containers"]
         first = {**first, "image": template.image or "redrive"}
         body = {

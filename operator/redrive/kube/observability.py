@@ -18,8 +18,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from redrive.api import Body
-from redrive.api.conditions import READY, ConditionStatus
+from redrive.api.conditions import ConditionStatus, written_ready
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key, Resource
@@ -150,9 +149,8 @@ class ConditionMetrics(Collector):
         )
         for body in self._caches.get(resources.POLICIES, ()):
             spec, key = body["spec"], Key.of(body)
-            family.add_metric(
-                (key.name, key.namespace, spec["topic"], spec["subscription"]), _is_ready(body)
-            )
+            labels = (key.name, key.namespace, spec["topic"], spec["subscription"])
+            family.add_metric(labels, written_ready(body).get("status") == ConditionStatus.TRUE)
         return family
 
     def _dead_letters(self) -> GaugeMetricFamily:
@@ -172,11 +170,6 @@ class ConditionMetrics(Collector):
 def _known(text: str | None, texts: frozenset[str]) -> str:
     """Return *text* if it is in *texts*: each text of a user would be a new time series."""
     return text if text in texts else OTHER
-
-
-def _is_ready(body: Body) -> bool:
-    conditions = (body.get("status") or {}).get("conditions") or ()
-    return any((c.get("type"), c.get("status")) == (READY, "True") for c in conditions)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, is_new, is_progressing, is_ready, is_settled, reason
 from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
-from redrive.kube.connections import connection_of, users
+from redrive.kube.connections import connection_at, connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
@@ -90,7 +90,7 @@ class Queues:
             "RetryPolicy",
             lambda key: self._reconciler.reconcile(key, failures=self.policies.failures(key)),
             mark_progressing=lambda key: self._reconciler.mark_progressing(key),  # noqa: PLW0108  set below
-            partition_key=self._connection_of,
+            partition_key=partial(connection_at, objects=ctx.policies),
         )
         self.connections = Controller(
             "BrokerConnection",
@@ -112,11 +112,6 @@ class Queues:
             DeletionEvents(Publisher(ctx.kubernetes, kind, table, ctx.clock))
             for kind, table in tables
         )
-
-    def _connection_of(self, policy: Key) -> Key | None:
-        """Return the connection of a policy; None if the policy is gone."""
-        body = self._ctx.policies.get(policy)
-        return None if body is None else connection_of(body)
 
     def listen(self) -> None:
         """Enqueue the objects that later changes affect."""

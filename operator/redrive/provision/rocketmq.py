@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from redrive.admin.errors import AdminError, BrokerUnreachableError
@@ -32,7 +33,7 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.client import NotFoundError
-from redrive.kube.connections import connection_of, shown_to, users
+from redrive.kube.connections import connection_at, connection_of, shown_to, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
@@ -315,7 +316,7 @@ class RocketMQQueue:
             "RocketMQRetryPolicy",
             lambda key: reconciler.reconcile(key, failures=self._controller.failures(key)),
             mark_progressing=reconciler.mark_progressing,
-            partition_key=self._connection_of,
+            partition_key=partial(connection_at, objects=self._table),
         )
         self._table.listen(self._policy_changed)
         ctx.connections.listen(self._connection_changed)
@@ -331,10 +332,6 @@ class RocketMQQueue:
         self._rotation.cancel()
         await asyncio.gather(self._rotation, return_exceptions=True)
         await self._controller.stop()
-
-    def _connection_of(self, policy: Key) -> Key | None:
-        body = self._table.get(policy)
-        return None if body is None else connection_of(body)
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
