@@ -104,13 +104,9 @@ class Queues:
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
         self._reconciler = PolicyReconciler(ctx, self._conflicts, self.health, self._orphans)
-        tables = (
-            (resources.POLICIES, ctx.policies),
-            (resources.ROCKETMQ_POLICIES, ctx.rocketmq_policies),
-        )
         self.deletion_events = tuple(
-            DeletionEvents(Publisher(ctx.kubernetes, kind, table, ctx.clock))
-            for kind, table in tables
+            DeletionEvents(Publisher(ctx.kubernetes, kind, ctx.caches[kind], ctx.clock))
+            for kind in (resources.POLICIES, resources.ROCKETMQ_POLICIES)
         )
 
     def listen(self) -> None:
