@@ -505,8 +505,8 @@ def history_of(cluster: Cluster, namespace: str, policy: str) -> list[ReplayReco
     Raises:
         ObjectNotFoundError: the policy does not exist.
     """
-    found = cluster.get(resources.POLICIES, namespace, policy)
-    results = (found.get("status") or {}).get("replays") or ()
+    owner = cluster.get(resources.POLICIES, namespace, policy)
+    results = (owner.get("status") or {}).get("replays") or ()
     replays = [
         replay
         for replay in cluster.list(
