@@ -17,10 +17,18 @@ from typing import NamedTuple
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.reading import frames, stored
+from redrive.reading import frames
 from redrive.reading.frames import Command
 from redrive.reading.positions import decode_fields, to_signed
 from redrive.reading.session import ProtocolError, Session
+from redrive.reading.stored import (
+    MAX_CONTENT,
+    Chunk,
+    MalformedEntryError,
+    Place,
+    ReadMessage,
+    StoredEntry,
+)
 
 SILENT_SECONDS = 90.0
 """Time without data after which a connection is lost; a broker sends a ping every 30 s."""
@@ -43,7 +51,7 @@ _REFUSALS = {
 }
 """Exceptions of the client by the number of the protocol's `ServerError`."""
 
-OnMalformed = Callable[[stored.Place, bytes, str], None]
+OnMalformed = Callable[[Place, bytes, str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +83,13 @@ class EntryReader:
         connect: Callable[[], Session[None]],
         topic: str,
         partition: int,
-        after: stored.Place,
+        after: Place,
         *,
         name: str,
         ahead: int,
         on_malformed: OnMalformed | None = None,
         compacted: bool = False,
-        max_content: int = stored.MAX_CONTENT,
+        max_content: int = MAX_CONTENT,
     ) -> None:
         self._max_content = max_content
         self._connect, self._topic, self._partition = connect, topic, partition
@@ -91,13 +99,13 @@ class EntryReader:
         """Last entry that was read."""
         self._received = after
         self._incoming: deque[Command] = deque()
-        self._messages: deque[stored.ReadMessage] = deque()
+        self._messages: deque[ReadMessage] = deque()
         self._chunks = ChunksRead(max_content)
         self._permits = 0
         with _as_of_client():
             self._open()
 
-    def read_next(self, timeout_millis: int) -> stored.ReadMessage:
+    def read_next(self, timeout_millis: int) -> ReadMessage:
         """Return the next message.
 
         Raises:
@@ -124,7 +132,7 @@ class EntryReader:
         """
         return bool(self._incoming or self._messages) or self.last_entry() > self._received
 
-    def last_entry(self) -> stored.Place:
+    def last_entry(self) -> Place:
         """Return the last entry that may be read, before any open transaction.
 
         Raises:
@@ -204,7 +212,7 @@ class EntryReader:
         self._received = place
         counted = 1
         try:
-            entry = stored.StoredEntry.read(command.entry)
+            entry = StoredEntry.read(command.entry)
             counted = entry.messages
             chunk = entry.chunk
             if chunk is None:
@@ -218,7 +226,7 @@ class EntryReader:
                     self._messages += entry.of(
                         whole.content, whole.entries, self._partition, self._max_content
                     )
-        except stored.MalformedEntryError as error:
+        except MalformedEntryError as error:
             logger.warning("skipped malformed entry %s of %s: %s", place, self._topic, error)
             if self._on_malformed is not None:
                 self._on_malformed(place, command.entry, str(error))
@@ -228,7 +236,7 @@ class EntryReader:
             raise ProtocolError(f"the broker counts an entry as {counted} messages")
 
 
-class MissingChunkError(stored.MalformedEntryError):
+class MissingChunkError(MalformedEntryError):
     """Earlier chunks are missing; the entry itself is valid."""
 
 
@@ -240,16 +248,16 @@ class WholeMessage(NamedTuple):
         content: the content; None if it is larger than the limit.
     """
 
-    entries: tuple[stored.Place, ...]
+    entries: tuple[Place, ...]
     content: bytes | None
 
 
 class _Parts:
     """The first chunks of a message."""
 
-    def __init__(self, first: stored.Chunk) -> None:
+    def __init__(self, first: Chunk) -> None:
         self.first = first
-        self.entries: list[stored.Place] = []
+        self.entries: list[Place] = []
         self.contents: list[bytes] = []
         self.size = self.kept = 0
 
@@ -263,12 +271,12 @@ class ChunksRead:
         max_content: limit of the content of a message in bytes. Content above it is not kept.
     """
 
-    def __init__(self, max_content: int = stored.MAX_CONTENT) -> None:
+    def __init__(self, max_content: int = MAX_CONTENT) -> None:
         self._max_content = max_content
         self._parts: dict[bytes, _Parts] = {}
         self._size = 0
 
-    def add(self, chunk: stored.Chunk, entry: stored.Place, content: bytes) -> WholeMessage | None:
+    def add(self, chunk: Chunk, entry: Place, content: bytes) -> WholeMessage | None:
         """Add a chunk, and return the message that it completes.
 
         Repeated chunks are skipped: producers repeat sends without a receipt.
@@ -289,7 +297,7 @@ class ChunksRead:
         fits = chunk.size is None or (size == chunk.size if is_last else size <= chunk.size)
         if not fits or chunk != parts.first._replace(part=part):
             self._drop(chunk.uuid)
-            raise stored.MalformedEntryError(f"{size} bytes up to {chunk}, after {part} chunks")
+            raise MalformedEntryError(f"{size} bytes up to {chunk}, after {part} chunks")
         parts.entries.append(entry)
         parts.contents.append(content)
         parts.size, parts.kept = size, parts.kept + len(content)
@@ -302,7 +310,7 @@ class ChunksRead:
             self._drop(chunk.uuid)
             whole = None if is_oversized else b"".join(parts.contents)
             return WholeMessage(tuple(parts.entries), whole)
-        while self._size > stored.MAX_CONTENT:
+        while self._size > MAX_CONTENT:
             self._drop(next(iter(self._parts)))
         return None
 
@@ -321,7 +329,7 @@ def _as_of_client() -> Iterator[None]:
         raise (kind or pulsar.UnknownError)(str(error)) from error
 
 
-def entry_place(message: Command) -> stored.Place:
+def entry_place(message: Command) -> Place:
     """Return the position of the entry of a MESSAGE.
 
     Raises:
@@ -330,7 +338,7 @@ def entry_place(message: Command) -> stored.Place:
     return read_place(message.nested.get(2, b""))
 
 
-def read_place(message_id: bytes) -> stored.Place:
+def read_place(message_id: bytes) -> Place:
     """Decode a MessageIdData.
 
     Raises:
