@@ -24,13 +24,7 @@ from redrive.admin.access import Access, tls_context
 from redrive.admin.errors import AdminError
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.http import Http
-from redrive.api.connection import (
-    Authentication,
-    BrokerConnectionSpec,
-    ClientCertificate,
-    OAuth2,
-    TokenOrigin,
-)
+from redrive.api import connection
 from redrive.api.model import CaRef
 from redrive.api.rocketmq import RocketMQAuthentication
 from redrive.auth import oauth2
@@ -234,7 +228,7 @@ class CredentialReader:
         self._files = files
         self._tls_files = TlsFiles()
 
-    async def read(self, namespace: str, spec: BrokerConnectionSpec) -> Material:
+    async def read(self, namespace: str, spec: connection.BrokerConnectionSpec) -> Material:
         """Read the credentials of a connection in *namespace*.
 
         Raises:
@@ -247,12 +241,12 @@ class CredentialReader:
         if spec.rocketmq is not None:
             return await self._access_key(namespace, spec.rocketmq.authentication, tls)
         match spec.pulsar.authentication:
-            case Authentication(token=TokenOrigin() as origin):
+            case connection.Authentication(token=connection.TokenOrigin() as origin):
                 return Material(token=await self._token(namespace, origin), tls=tls)
-            case Authentication(oauth2=OAuth2() as client):
+            case connection.Authentication(oauth2=connection.OAuth2() as client):
                 issued = await self._issued(namespace, client)
                 return Material(token=issued.token, tls=tls, lifetime=issued.lifetime)
-            case Authentication(tls=ClientCertificate() as certificate):
+            case connection.Authentication(tls=connection.ClientCertificate() as certificate):
                 secret = Key(namespace, certificate.secret_ref.name)
                 return Material(tls=await self._certificate(secret, ca))
             case _:
@@ -268,7 +262,7 @@ class CredentialReader:
         text = await self._kubernetes.read_secret_key(secret, key.secret_ref.key)
         return Material(token=text, tls=tls, user=key.user)
 
-    async def _token(self, namespace: str, origin: TokenOrigin) -> str:
+    async def _token(self, namespace: str, origin: connection.TokenOrigin) -> str:
         if origin.file is not None:
             return await asyncio.to_thread(self._from_file, namespace, origin.file)
         assert origin.secret_ref is not None  # noqa: S101  either file or secretRef is set
@@ -327,7 +321,7 @@ class CredentialReader:
                 remedy="store them there in PEM, or correct the caRef",
             ) from None
 
-    async def _issued(self, namespace: str, spec: OAuth2) -> oauth2.Issued:
+    async def _issued(self, namespace: str, spec: connection.OAuth2) -> oauth2.Issued:
         ref = spec.client_secret.secret_ref
         secret = await self._kubernetes.read_secret_key(Key(namespace, ref.name), ref.key)
         tls = None if spec.ca_ref is None else (await self._ca(namespace, spec.ca_ref))[1]
