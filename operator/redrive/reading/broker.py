@@ -309,7 +309,7 @@ def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | Non
 
     Args:
         topic: a partition, or an unpartitioned topic.
-        reader: prefix of its name.
+        reader: prefix of its name. Of several connections the least advanced counts.
 
     Raises:
         AdminError: the broker refuses.
@@ -319,11 +319,10 @@ def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | Non
 
 def served(stats: Mapping[str, Any], reader: str) -> EntryId | None:
     """Return the result of `read_through` from a broker's `internalStats`."""
-    for name, cursor in stats["cursors"].items():
-        if name.startswith(reader):
-            following = EntryId.parse(cursor["readPosition"])
-            return EntryId(following.ledger, following.entry - 1)
-    return None
+    cursors = stats["cursors"].items()
+    positions = [cursor["readPosition"] for name, cursor in cursors if name.startswith(reader)]
+    following = min(map(EntryId.parse, positions), default=None)
+    return None if following is None else EntryId(following.ledger, following.entry - 1)
 
 
 def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscription: str) -> bool:

@@ -7,6 +7,7 @@ that cannot be decompressed, and incomplete chunked messages.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -67,7 +68,7 @@ class EntryReader:
         topic: a partition, or an unpartitioned topic.
         partition: its index; -1 for an unpartitioned topic.
         after: entry after which to begin; an entry of -1 is before the first of its ledger.
-        name: of the subscription in the broker's statistics while the reader is open.
+        name: prefix of the subscription in the broker's statistics while the reader is open.
         on_malformed: called with each malformed entry that is skipped: its position, its bytes, and
             the error.
         ahead: highest number of messages that are sent before they are read, except in a batch.
@@ -94,6 +95,7 @@ class EntryReader:
         self._max_content = max_content
         self._connect, self._topic, self._partition = connect, topic, partition
         self._name, self._ahead, self._compacted = name, ahead, compacted
+        self._numbers = itertools.count()
         self._on_malformed = on_malformed
         self._after = after
         """Last entry that was read."""
@@ -145,11 +147,21 @@ class EntryReader:
             )
             return read_place(answer.nested.get(1, b""))
 
+    def renew(self) -> None:
+        """Connect again, and continue after the last entry that was read.
+
+        Raises:
+            pulsar.Timeout: the broker is unreachable.
+        """
+        self._open_again(ProtocolError("it delivers nothing"), time.monotonic() + RETRY_SECONDS)
+
     def close(self) -> None:
         """Close the reader and its connections."""
         self._session.close()
 
     def _open(self) -> None:
+        # A broker deletes the subscription of a lost connection some time later, whoever uses it.
+        name = f"{self._name}-{next(self._numbers)}"
         session = self._connect()
         try:
             self._connection = session.connection_for(self._topic)
@@ -158,7 +170,7 @@ class EntryReader:
                     self._topic,
                     request,
                     _NUMBER,
-                    self._name,
+                    name,
                     self._after,
                     compacted=self._compacted,
                 ),

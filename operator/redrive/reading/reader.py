@@ -31,6 +31,9 @@ from redrive.reading.stored import MAX_CONTENT, ReadMessage
 POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
 """Longest time without a message, for example during a restart of the broker."""
+RENEW_SECONDS = 30.0
+"""Time without a message after which the reader connects again: its permits may be lost, or its
+subscription deleted by the broker together with that of an earlier connection."""
 HELD_BACK_POLLS = 4
 """Number of polls in a row without readable entries, after which a transaction is open."""
 PREFETCH_BYTES = 16 * 2**20
@@ -345,6 +348,7 @@ def _next(
 ) -> ReadMessage | None:
     """Return the next message; None at the end."""
     deadline = time.monotonic() + silence
+    renewal = time.monotonic() + RENEW_SECONDS
     through, held_back = False, 0
     while True:
         try:
@@ -362,6 +366,9 @@ def _next(
             held_back = held_back + 1 if is_held_back else 0
             if held_back == HELD_BACK_POLLS:
                 raise transaction_open(topic)
+            if not through and time.monotonic() > renewal:
+                reader.renew()
+                renewal = time.monotonic() + RENEW_SECONDS
         except (pulsar.PulsarException, AdminError) as error:  # the broker is unreachable
             if time.monotonic() > deadline:
                 raise _silent(last, silence) from error

@@ -168,6 +168,31 @@ def test_read_ends_where_the_broker_has_sent_all(
         assert not list(messages)
 
 
+class Stalled(Readers):
+    """Yields no message until it connects again."""
+
+    renewed = False
+
+    def read_next(self, timeout: int) -> Read:
+        if not self.renewed:
+            raise pulsar.Timeout
+        return super().read_next(timeout)
+
+    def has_message_available(self) -> bool:
+        return True
+
+    def renew(self) -> None:
+        self.renewed = True
+
+
+def test_reader_that_delivers_nothing_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "RENEW_SECONDS", 0.0)
+    readers = Stalled([[(7, 3, -1), (99, 1, -1)], []])
+    topic = ReadableTopic(cast("broker.ReadingClient", readers), "http://p", NAME, lambda *_: None)
+    (message,) = reader.read_messages(topic, -1, EntryId(7, 2), [Span(7, 3, 3)], 10)
+    assert cast("Read", message).key == (7, 3, -1)
+
+
 text = st.text(max_size=20)
 moments = st.integers(1, 2**64 - 1)  # a program may mean nanoseconds
 letters = st.builds(
