@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import heapq
 import itertools
 import threading
 import time
@@ -37,6 +36,7 @@ from redrive.delivery.concurrency import (
     all_within,
 )
 from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.parts import Postponed
 from redrive.errors import RedriveError
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class Fetcher:
         self._turns: Iterator[Sequence[TopicFetcher]] = itertools.repeat(())
         self._turn: Sequence[TopicFetcher] = ()
         self._linger_ms = 0
-        self._again: list[tuple[float, int, pulsar.Message]] = []
-        self._numbers = itertools.count()
+        self._again = Postponed[float]()
         self._holders: set[object] = set()  # while there are any, nothing new is handed out
         self._stopping = False
         self._stopped = SignalSafeEvent()
@@ -184,14 +183,13 @@ class Fetcher:
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
         with self._changing:
-            heapq.heappush(self._again, (time.monotonic() + seconds, next(self._numbers), message))
+            self._again.add(message, time.monotonic() + seconds)
         self._waking.put()
 
     def hasten(self, message: pulsar.Message) -> None:
         """Hand *message* out at once if it waits to be handed out once more."""
         with self._changing:
-            entries = [(0.0 if one is message else due, n, one) for due, n, one in self._again]
-            self._again = sorted(entries)  # which is a heap
+            self._again.hasten(message, time.monotonic())
         self._waking.put()
 
     def hold_new(self, holder: object, *, held: bool) -> None:
@@ -268,16 +266,20 @@ class Fetcher:
     def _until_due(self, longest: float | None) -> float | None:
         """Return how long to wait at most: until a message is due, but no longer than *longest*."""
         with self._changing:
-            waits = [max(0.0, due - time.monotonic()) for due, _, _ in self._again[:1]]
-        return min(waits if longest is None else [longest, *waits], default=None)
+            due = self._again.due
+        if due is None:
+            return longest
+        wait = max(0.0, due - time.monotonic())
+        return wait if longest is None else min(longest, wait)
 
     def _due(self) -> pulsar.Message | None:
         with self._changing:
-            if not self._again or self._again[0][0] > time.monotonic():
+            if (due := self._again.due) is None or due > time.monotonic():
                 return None
-            _, _, message = heapq.heappop(self._again)
-        for early in (topic.early for topic in self._topics if topic.early):  # with messages
-            message = early.release(message)
+            message = self._again.pop_first()
+        for topic in self._topics:
+            if topic.early:  # with messages
+                message = topic.early.release(message)
         return message
 
     def flows(self, topic: TopicFetcher) -> None:

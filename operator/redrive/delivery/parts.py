@@ -1,13 +1,16 @@
 """Protocols of the parts of a consumer, and options of consumers and producers.
 
 `connection` assembles the parts at a broker, from `fetcher`, `forwarder` and the consumers of the
-client; `testing` does so in memory. `Crypto` is the option `crypto=`. `CrashLog` is read by
-`poison_guard`, which a consumer without a crash log never imports.
+client; `testing` does so in memory. Both hand out `Postponed` messages again. `Crypto` is the
+option `crypto=`. `CrashLog` is read by `poison_guard`, which a consumer without a crash log never
+imports.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import os
 import time
 from abc import ABC, abstractmethod
@@ -15,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pulsar
 import pulsar.schema
@@ -130,6 +133,35 @@ class Incoming(Protocol):
 
     def close(self, deadline: Deadline) -> None:
         """Return unsettled messages to the broker."""
+
+
+_Moment = TypeVar("_Moment", float, datetime)
+
+
+class Postponed(list[tuple[_Moment, int, pulsar.Message]], Generic[_Moment]):
+    """Messages to deliver again, as a heap: by the moment at which each is due, then in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+
+    @property
+    def due(self) -> _Moment | None:
+        """Return the moment at which the first message is due; None if there is none."""
+        return self[0][0] if self else None
+
+    def add(self, message: pulsar.Message, due: _Moment) -> None:
+        """Add a message."""
+        heapq.heappush(self, (due, next(self._numbers), message))
+
+    def hasten(self, message: pulsar.Message, now: _Moment) -> None:
+        """Make *message* due now, if it is one of them."""
+        self[:] = [(now if one is message else due, n, one) for due, n, one in self]
+        heapq.heapify(self)
+
+    def pop_first(self) -> pulsar.Message:
+        """Remove the first message, and return it."""
+        return heapq.heappop(self)[2]
 
 
 class Outgoing(Protocol):

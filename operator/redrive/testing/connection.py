@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -21,7 +19,7 @@ import pulsar.schema
 
 from redrive.delivery.concurrency import Deadline
 from redrive.delivery.fetcher import ConsumerStoppedError
-from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
+from redrive.delivery.parts import BrokerConnection, Parts, Postponed, Subscribing
 from redrive.delivery.run import Run
 from redrive.messages import BYTES, NotSentError
 from redrive.policy.model import Policy
@@ -290,8 +288,7 @@ class _Incoming:
         self._paused = False
         self._stopped = False
         self._holders: set[object] = set()
-        self._again: list[tuple[datetime, int, pulsar.Message]] = []
-        self._numbers = itertools.count()
+        self._again = Postponed[datetime]()
 
     @property
     def connected(self) -> bool:
@@ -348,18 +345,18 @@ class _Incoming:
             pass  # a timer may send a message that comes earlier
         theirs = self._theirs_due()
         # A message that is due again precedes all that wait at the broker, as in a `Fetcher`.
-        if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
-            return self._hand_out_again(end)
+        mine = self._again.due
+        if mine is not None and (theirs is None or mine <= max(theirs, clock.now())):
+            return self._hand_out_again(mine, end)
         if theirs is None:
             return None
         message = self._broker.hand_out(self, None if end is None else end - clock.now())
         return None if message is None else _decoded_by(self._schema, message)
 
-    def _hand_out_again(self, end: datetime | None) -> pulsar.Message | None:
-        due, _, message = self._again[0]
+    def _hand_out_again(self, due: datetime, end: datetime | None) -> pulsar.Message | None:
         if end is not None and due > end:
             return None
-        heapq.heappop(self._again)
+        message = self._again.pop_first()
         self._broker.clock.advance(due - self._broker.clock.now())
         return message
 
@@ -367,19 +364,14 @@ class _Incoming:
         return None if self._holders else self._broker.next_due()
 
     def _next_due(self) -> datetime | None:
-        theirs = self._theirs_due()
-        mine = self._again[0][0] if self._again else None
-        return min([due for due in (theirs, mine) if due], default=None)
+        dues = (self._theirs_due(), self._again.due)
+        return min([due for due in dues if due], default=None)
 
     def again(self, message: pulsar.Message, seconds: float) -> None:
-        due = self._broker.clock.now() + timedelta(seconds=seconds)
-        heapq.heappush(self._again, (due, next(self._numbers), message))
+        self._again.add(message, self._broker.clock.now() + timedelta(seconds=seconds))
 
     def hasten(self, message: pulsar.Message) -> None:
-        now = self._broker.clock.now()
-        self._again = sorted(
-            (now if other is message else due, *rest, other) for due, *rest, other in self._again
-        )
+        self._again.hasten(message, self._broker.clock.now())
 
     def hold_new(self, holder: object, *, held: bool) -> None:
         (self._holders.add if held else self._holders.discard)(holder)
