@@ -44,7 +44,7 @@ from redrive.cli.replays import run_of
 from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
-from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
+from redrive.inspection.reader import NEWEST, TopicReading
 from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.summary import Summary, count_of
@@ -255,7 +255,7 @@ def _replay_row(record: ReplayRecord) -> tuple[str, ...]:
 def _planned(request: InspectionRequest) -> TopicReading:
     topic = request.topic()
     try:
-        return plan_reading(topic, request.choice, None if request.reads_all else NEWEST)
+        return topic.plan(request.choice, None if request.reads_all else NEWEST)
     except AdminNotFoundError as error:
         raise RedriveError(
             f"the topic {topic.name} does not exist",

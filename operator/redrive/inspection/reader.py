@@ -124,9 +124,36 @@ class InspectedTopic:
 
     def plan(
         self, choice: Choice, newest: int | None = NEWEST, max_bytes: int | None = MAX_BYTES
-    ) -> MessageReading:
-        """Plan a reading, see `MessageSource`."""
-        return plan_reading(self, choice, newest, max_bytes)
+    ) -> TopicReading:
+        """Plan a reading, see `MessageSource`.
+
+        Entries that ids name are read wherever they lie. Bytes are estimated by the average size of
+        entries.
+        """
+        try:
+            partitions = broker.read_partitions(
+                self.admin_url, self.name, self.subscription, self.credentials
+            )
+        except AuthenticationFailedError as error:
+            raise _unreadable(self, "a token that the broker does not accept") from error
+        except AdminForbiddenError as error:
+            raise _unreadable(self, "a token without the right") from error
+        pieces = [list(ranges.cut(partition, partition.end)) for partition in partitions]
+        total = sum(map(_entries_of, pieces))
+        chooser = Chooser(choice)
+        if choice.ids:
+            newest = None
+        planned = []
+        for partition, own, most in zip(
+            partitions, pieces, _shares(partitions, pieces, newest, max_bytes), strict=True
+        ):
+            for piece in _newest(partition, own, most):
+                narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
+                if narrowed is not None:
+                    planned.append((partition, narrowed))
+        count = _entries_of([piece for _, piece in planned])
+        is_truncated = not choice.ids and count < total
+        return TopicReading(self, total, count, is_truncated, pieces=planned, _chooser=chooser)
 
     def schema(self, version: int) -> AvroSchema | None:
         """Return a version of the topic's schema; None if it is not Avro, or does not exist."""
@@ -233,50 +260,6 @@ class TopicReading(MessageReading):
     def _takes(self, row: DeadLetterRow) -> bool:
         cause = FailureCause.of(row.properties)
         return self._chooser.takes(row.position, row.key, row.publish_time, cause)
-
-
-def plan_reading(
-    topic: InspectedTopic,
-    choice: Choice,
-    newest: int | None = NEWEST,
-    max_bytes: int | None = MAX_BYTES,
-) -> TopicReading:
-    """Look at a topic, and decide what to read of it.
-
-    Args:
-        topic: the topic.
-        choice: the selection, but for its limit. Entries that ids name are read wherever they lie.
-        newest: number of entries to read, the newest ones of each partition; None for all.
-        max_bytes: of them, by the average size of entries; None for any size.
-
-    Raises:
-        AdminError: the topic does not exist, or the broker does not answer.
-        RedriveError: the broker refuses, or the topic does not have the subscription.
-    """
-    try:
-        partitions = broker.read_partitions(
-            topic.admin_url, topic.name, topic.subscription, topic.credentials
-        )
-    except AuthenticationFailedError as error:
-        raise _unreadable(topic, "a token that the broker does not accept") from error
-    except AdminForbiddenError as error:
-        raise _unreadable(topic, "a token without the right") from error
-    pieces = [list(ranges.cut(partition, partition.end)) for partition in partitions]
-    total = sum(map(_entries_of, pieces))
-    chooser = Chooser(choice)
-    if choice.ids:
-        newest = None
-    planned = []
-    for partition, own, most in zip(
-        partitions, pieces, _shares(partitions, pieces, newest, max_bytes), strict=True
-    ):
-        for piece in _newest(partition, own, most):
-            narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
-            if narrowed is not None:
-                planned.append((partition, narrowed))
-    count = _entries_of([piece for _, piece in planned])
-    is_truncated = not choice.ids and count < total
-    return TopicReading(topic, total, count, is_truncated, pieces=planned, _chooser=chooser)
 
 
 def _entries_of(pieces: Sequence[Piece]) -> int:

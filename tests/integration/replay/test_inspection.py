@@ -265,7 +265,7 @@ def test_topic_deleted_while_it_is_read_ends_the_command(
         broker.admin_url,
         job_credentials(),
     )
-    rows = inspection_reader.plan_reading(topic, Choice()).selected(list)
+    rows = topic.plan(Choice()).selected(list)
     next(rows)
     provisioned.delete(policy.dead_letter_topic)
     with raises("TopicUnreadable", match="nothing for 2 s"):

@@ -79,7 +79,11 @@ def shell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Shell:
     shell = Shell(tmp_path, capsys)
-    monkeypatch.setattr(inspection, "plan_reading", shell.plan)
+
+    def plan(topic: InspectedTopic, choice: object, newest: object) -> TopicReading:
+        return shell.plan(topic, choice, newest)
+
+    monkeypatch.setattr(InspectedTopic, "plan", plan)
     return shell
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from redrive.inspection import reader, summary
 from redrive.inspection.payloads import MAX_DECODED, KeyHasher
-from redrive.inspection.reader import InspectedTopic, plan_reading
+from redrive.inspection.reader import InspectedTopic
 from redrive.inspection.record import Recorder, newest_of
 from redrive.inspection.summary import NONE_RECORDED, OTHERS, Summary
 from redrive.policy.envelope import (
@@ -167,7 +167,7 @@ def test_reading_takes_the_newest_entries_not_acknowledged(
     partitions = partition(0, 20, acknowledged=done), partition(1, 100)
     monkeypatch.setattr(broker, "read_partitions", lambda *_: partitions)
     topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
-    reading = plan_reading(topic, choice, newest)
+    reading = topic.plan(choice, newest)
     entries: dict[int, list[int]] = {}
     for source, piece in reading.pieces:
         offsets = bitmap.members(piece.pending)
@@ -180,7 +180,7 @@ def test_reading_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Partition(-1, ((7, 50_000),), entry_bytes=1_000_000.0)
     monkeypatch.setattr(broker, "read_partitions", lambda *_: (large,))
     topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
-    assert plan_reading(topic, Choice()).planned == reader.MAX_BYTES // 1_000_000
+    assert topic.plan(Choice()).planned == reader.MAX_BYTES // 1_000_000
 
 
 def test_schemas_are_asked_for_once_and_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
