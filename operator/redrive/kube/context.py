@@ -101,11 +101,11 @@ class Context:
     rocketmq_policies: Cache = dataclasses.field(default_factory=Cache)
 
     @property
-    def policy_caches(self) -> Mapping[Resource, Cache]:
-        """Return the caches of policies, by kind."""
+    def policy_caches(self) -> Mapping[str, Cache]:
+        """Return the caches of policies, by the kind that a reference names."""
         return {
-            resources.POLICIES: self.policies,
-            resources.ROCKETMQ_POLICIES: self.rocketmq_policies,
+            resources.POLICIES.kind: self.policies,
+            resources.ROCKETMQ_POLICIES.kind: self.rocketmq_policies,
         }
 
     @property
@@ -113,7 +113,8 @@ class Context:
         """Return the caches that kopf's watches fill, by kind."""
         return {
             resources.CONNECTIONS: self.connections,
-            **self.policy_caches,
+            resources.POLICIES: self.policies,
+            resources.ROCKETMQ_POLICIES: self.rocketmq_policies,
             resources.REPLAYS: self.replays,
             resources.INSPECTIONS: self.inspections,
             **self.applications,
@@ -122,8 +123,7 @@ class Context:
 
     def find_policy(self, policy: PolicyKey) -> Body | None:
         """Return a policy of any kind; None if it does not exist."""
-        kinds = {kind.kind: cache for kind, cache in self.policy_caches.items()}
-        return kinds[policy.kind].get(policy.key)
+        return self.policy_caches[policy.kind].get(policy.key)
 
     @classmethod
     @asynccontextmanager

@@ -139,7 +139,7 @@ def listen_to_policies(
             enqueue(runs)
 
     for kind, policies in ctx.policy_caches.items():
-        policies.listen(partial(policy_changed, kind.kind))
+        policies.listen(partial(policy_changed, kind))
 
 
 def listen_to_connections(ctx: Context, enqueue: Callable[[PolicyKey], None]) -> None:
@@ -151,7 +151,7 @@ def listen_to_connections(ctx: Context, enqueue: Callable[[PolicyKey], None]) ->
         if needs_reconcile(before, after) or became_ready:
             for kind, policies in ctx.policy_caches.items():
                 for policy in users(key, policies):
-                    enqueue(PolicyKey(kind.kind, *Key.of(policy)))
+                    enqueue(PolicyKey(kind, *Key.of(policy)))
 
 
 def listen_to_withdrawals(kind: Resource, ctx: Context, controller: Controller) -> None:
@@ -192,7 +192,7 @@ def _enqueue_next(namespace: str, ctx: Context, controller: Controller) -> None:
     limited = ctx.replays.index(_limited_of)
     free: dict[Key, int] = {}
     policies = (
-        (PolicyKey(kind.kind, *Key.of(body)), body)
+        (PolicyKey(kind, *Key.of(body)), body)
         for kind, cache in ctx.policy_caches.items()
         for body in cache.index(namespace_of).get(namespace)
     )
