@@ -75,7 +75,7 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
     Raises:
         NotCopyableError: the message has properties that can't be copied.
     """
-    marks = None
+    marks: dict[str, str] = {}
     if failure.not_copied:
         marks = {
             NOT_COPIED: ",".join(sorted(failure.not_copied)),
@@ -89,10 +89,8 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
         texts, failure.attempt,
         policy=failure.policy, verdict=verdict, cause=failure.cause,
     )  # fmt: skip
-    if marks:
-        properties |= marks
     delay = verdict.delay if isinstance(verdict, Retry) else None
-    return Hop(message, destination(verdict, failure.policy), properties, delay)
+    return Hop(message, destination(verdict, failure.policy), properties | marks, delay)
 
 
 def destination(verdict: object, policy: Policy) -> TopicName:
@@ -107,8 +105,7 @@ def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId | None:
         NotSentError: no receipt came for it; it may have been stored anyway. The same message keeps
             its identity when it is sent again.
     """
-    properties = hop.properties if type(hop.properties) is dict else dict(hop.properties)
-    return outgoing.send(hop.topic, hop.message, properties, hop.deliver_after)
+    return outgoing.send(hop.topic, hop.message, dict(hop.properties), hop.deliver_after)
 
 
 def _properties(message: pulsar.Message) -> dict[str, str]:
@@ -309,7 +306,7 @@ class Producers:
             "event_timestamp": message.event_timestamp(),
             "deliver_after": deliver_after,
         }
-        route = self._kept(copied) if copied in self._in_doubt else None
+        route = self._kept(copied)
         if route is None:
             version = schema_version(message)
             schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
@@ -379,6 +376,8 @@ class Producers:
 
     def _kept(self, copied: _Copied) -> _Route | None:
         """Return the sender of an earlier send of the same copy, which got no receipt."""
+        if copied not in self._in_doubt:
+            return None
         names = self._names(copied[0])
         with self._changing:
             route = self._in_doubt.pop(copied, None)
