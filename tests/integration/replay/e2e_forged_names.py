@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
+from tests.integration.replay.test_forgery import producer_of
 from tests.support.local_runs import job_of, numbers, process, replay
 from tests.support.subscriptions import tell
 from tests.support.waiting import wait_until
@@ -37,12 +38,9 @@ def forged_names(provisioned: Any, target: TopicName) -> Iterator[list[int]]:  #
             names.update(name for name in shown if name.startswith("redrive-replay-"))
             for name in names:
                 try:
-                    producer = provisioned.client.create_producer(
-                        str(target), producer_name=name, batching_enabled=False
-                    )
-                    number = producer.last_sequence_id() + 1
-                    producer.send(b"", properties={"id": "forged"}, sequence_id=number)
-                    producer.close()
+                    with producer_of(provisioned, target, producer_name=name) as producer:
+                        number = producer.last_sequence_id() + 1
+                        producer.send(b"", properties={"id": "forged"}, sequence_id=number)
                 except pulsar.PulsarException:
                     continue  # the Replay has the name, or the target moves
                 forged.append(number)
