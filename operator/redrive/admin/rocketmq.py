@@ -22,6 +22,7 @@ import re
 import socket
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,13 +75,20 @@ class _Call(enum.IntEnum):
     TOPIC = 351
     GROUP = 352
     CONSUMERS = 203
+    SEND = 310
 
 
 _WRITES = frozenset({_Call.PUT_TOPIC, _Call.PUT_GROUP, _Call.DELETE_GROUP, _Call.DELETE_TOPIC})
-_SYSTEM_BUSY, _NO_PERMISSION = 2, 16
-_NO_MESSAGES = frozenset({19, 20, 21})
-"""Codes of answers to a pull without messages: none at the offset, none there yet, and an offset
-that the broker has deleted. Each has the next offset."""
+_BUSY, _NO_PERMISSION = frozenset({2, 14}), 16
+"""Codes of answers to calls that a broker has not executed: it is busy or out of disk space, or the
+user has no right."""
+_SUCCESSFUL = {
+    _Call.PULL: frozenset({0, 19, 20, 21}),
+    _Call.SEND: frozenset({0, 10, 11, 12}),
+}
+"""Codes of successful answers beside 0. A pull has none at the offset, none there yet, or an offset
+that the broker has deleted; each has the next offset. A sent message is stored, but not yet on disk
+or at a replica."""
 _MISSING = frozenset({17, 26, 206})
 """Codes of answers about a missing topic or group, and a group without consumers."""
 
@@ -232,7 +240,7 @@ class RocketMQSession:
                 got=type(error).__name__,
                 remedy="check the address, the network and the server",
             ) from error
-        if result == 0 or (code is _Call.PULL and result in _NO_MESSAGES):
+        if result in _SUCCESSFUL.get(code, (0,)):
             return answer
         raise _refusal(f"{server} refused to {doing}", result, remark)
 
@@ -401,6 +409,33 @@ class RocketMQSession:
         following = _number(answer.fields.get("nextBeginOffset"), _MAX_OFFSET, master.address)
         return answer.body, following
 
+    async def send(  # noqa: PLR0913  a position, and the parts of a message
+        self,
+        master: Master,
+        topic: str,
+        queue: int,
+        content: bytes,
+        properties: str = "",
+        *,
+        flags: int = 0,
+        born: int | None = None,
+    ) -> None:
+        """Store a message without retries. A call that is not answered may have stored it.
+
+        Args:
+            properties: as the broker stores them.
+            flags: compression of the content.
+            born: time of its production in milliseconds since 1970; None for now.
+
+        Raises:
+            BrokerRefusedError: the broker does not accept the message, such as one that is too large.
+            BrokerFailedError: the broker is busy, and has not stored it.
+        """
+        fields = {"a": "redrive", "b": topic, "c": "TBW102", "d": 1, "e": queue, "f": flags}
+        fields |= {"g": time.time_ns() // 10**6 if born is None else born, "h": 0, "i": properties}
+        fields |= {"j": 0, "k": False, "m": False}
+        await self._call(master, _Call.SEND, f"store a message in {topic}", content, **fields)
+
 
 class _Link:
     """A connection to one server; one call at a time."""
@@ -531,7 +566,7 @@ def _refusal(problem: str, code: int, remark: str) -> errors.AdminError:
         return errors.AuthenticationFailedError(
             problem, got=got, remedy="use an access key that the broker accepts"
         )
-    if code == _SYSTEM_BUSY:
+    if code in _BUSY:
         return errors.BrokerFailedError(
             problem, got=got, remedy="No action needed: the operator retries"
         )

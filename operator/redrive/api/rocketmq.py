@@ -6,6 +6,8 @@ The kind has only fields that a RocketMQ broker obeys. So it is not a RetryPolic
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Annotated
@@ -206,6 +208,27 @@ class RocketMQCluster(model.ApiModel):
     inspection: RocketMQInspection | None = None
     """Credentials of the jobs of Inspections. Defaults to none: dead letters of this connection
     cannot be inspected."""
+
+    def messages(self, topic: str, group: str) -> RocketMQMessages:
+        """Return the address of a topic of the cluster, which *group* may read."""
+        servers, hosts = list(self.name_servers), list(self.broker_hosts)
+        return RocketMQMessages(topic, group, servers, self.cluster, hosts)
+
+
+@dataclass(frozen=True)
+class RocketMQMessages:
+    """Address of a topic of RocketMQ, in the argument of a job.
+
+    Attributes:
+        group: consumer group that may read the topic.
+        name_servers: see `RocketMQCluster`, also for the following ones.
+    """
+
+    topic: str
+    group: str
+    name_servers: Sequence[str]
+    cluster: str | None
+    broker_hosts: Sequence[str]
 
 
 ONE_BROKER = model.Rule(

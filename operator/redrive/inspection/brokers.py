@@ -14,9 +14,13 @@ from redrive.api.inspection import InspectedMessages
 from redrive.api.job import ConnectionJobs
 from redrive.api.model import parse_spec
 from redrive.api.permissions import Consent
-from redrive.api.rocketmq import RocketMQInspection, RocketMQRetryPolicySpec
+from redrive.api.rocketmq import (
+    RocketMQInspection,
+    RocketMQMessages,
+    RocketMQRetryPolicySpec,
+)
 from redrive.errors import RedriveError
-from redrive.inspection.job import PulsarMessages, RocketMQMessages
+from redrive.inspection.job import PulsarMessages
 from redrive.kube import connections, resources
 from redrive.kube.connections import connection_of, spec_at
 from redrive.kube.context import Context
@@ -143,13 +147,7 @@ class _RocketMQ:
         key = connection_of(policy)
         cluster = cluster_of(spec_at(key, ctx.connections), key)
         spec = parse_spec(RocketMQRetryPolicySpec, policy)
-        return RocketMQMessages(
-            spec.dead_letter_topic,
-            spec.group,
-            list(cluster.name_servers),
-            cluster.cluster,
-            list(cluster.broker_hosts),
-        )
+        return cluster.messages(spec.dead_letter_topic, spec.group)
 
 
 BROKERS: dict[str, InspectionBroker] = {

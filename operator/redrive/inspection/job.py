@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import without_dollars
 from redrive.replay.spec import unreadable_argument
 
@@ -23,22 +24,6 @@ class PulsarMessages:
     subscription: str
     service_url: str
     admin_url: str
-
-
-@dataclass(frozen=True)
-class RocketMQMessages:
-    """Messages of a topic of RocketMQ.
-
-    Attributes:
-        group: consumer group that may read the topic.
-        name_servers: see `RocketMQAdmin`, also for the following ones.
-    """
-
-    topic: str
-    group: str
-    name_servers: Sequence[str]
-    cluster: str | None
-    broker_hosts: Sequence[str]
 
 
 _SOURCES = {"Pulsar": PulsarMessages, "RocketMQ": RocketMQMessages}

@@ -19,7 +19,7 @@ from redrive.admin.errors import (
     BrokerRefusedError,
 )
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQAdmin, RocketMQSession
-from redrive.inspection.job import RocketMQMessages
+from redrive.api.rocketmq import RocketMQMessages
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.record import Recorder
 from redrive.inspection.rocketmq import DeadLetterQueues

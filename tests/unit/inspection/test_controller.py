@@ -14,10 +14,11 @@ import kopf
 import pytest
 
 from redrive.api import Body
+from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import BrokerAccess, Method
 from redrive.errors import Requeue
 from redrive.inspection import controller
-from redrive.inspection.job import InspectionJob, PulsarMessages, RocketMQMessages
+from redrive.inspection.job import InspectionJob, PulsarMessages
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, UnavailableError

@@ -1,0 +1,96 @@
+"""A RocketMQ cluster in memory: topics, queues and stored messages, for `RocketMQSession`."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+
+from redrive.admin.rocketmq import Master, QueueCounts
+from redrive.reading.queues import QueueMessage, parse_stored
+
+MASTER = Master("broker-a", "127.0.0.1:10911")
+IPV6 = 1 << 4 | 1 << 5
+_V2 = 0xDAA320AB
+
+
+def stored(  # noqa: PLR0913  fields of a message
+    offset: int,
+    body: bytes = b"message",
+    properties: bytes = b"",
+    *,
+    flags: int = 0,
+    kind: int = 0xDAA320A7,
+    retries: int = 16,
+) -> bytes:
+    """Return a message as a master stores it."""
+    host, width = bytes(20 if flags & IPV6 else 8), "H" if kind == _V2 else "B"
+    frame = struct.pack(">I3iqqiq", kind, 0, 0, 0, offset, 0, flags, 1_000) + host
+    frame += struct.pack(">q", 2_000) + host + struct.pack(">iqi", retries, 0, len(body)) + body
+    frame += struct.pack(f">{width}", 3) + b"abc"
+    frame += struct.pack(">H", len(properties)) + properties
+    return struct.pack(">I", len(frame) + 4) + frame
+
+
+class FakeCluster:
+    """One session and the cluster behind it, which has one master. A pull has two messages.
+
+    Attributes:
+        first: the first kept offset of a queue, by topic and queue.
+        counts: number of queues of each topic.
+        failures: errors of the next calls of `send`; None lets a call pass.
+    """
+
+    def __init__(self, **counts: int) -> None:
+        self.counts = dict(counts)
+        self.first: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self.failures: list[Exception | None] = []
+        self._stored: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+
+    def add(self, topic: str, queue: int = 0, body: bytes = b"message", **names: str) -> None:
+        """Store a message with properties."""
+        self._add(topic, queue, body, "".join(f"{k}\1{v}\2" for k, v in names.items()))
+
+    def _add(self, topic: str, queue: int, body: bytes, properties: str, flags: int = 0) -> None:
+        messages = self._stored[topic, queue]
+        messages.append(stored(len(messages), body, properties.encode(), flags=flags))
+
+    def read(self, topic: str, queue: int = 0) -> list[QueueMessage]:
+        """Return the kept messages of a queue."""
+        return list(parse_stored(b"".join(self._stored[topic, queue][self.first[topic, queue] :])))
+
+    async def masters(self) -> tuple[Master, ...]:
+        return (MASTER,)
+
+    async def topic(self, _master: Master, name: str) -> QueueCounts | None:
+        count = self.counts.get(name)
+        return None if count is None else QueueCounts(count, count, 6)
+
+    async def offsets(self, _master: Master, topic: str, queue: int) -> range:
+        return range(self.first[topic, queue], len(self._stored[topic, queue]))
+
+    async def pull(
+        self, _master: Master, topic: str, queue: int, offset: int, _group: str
+    ) -> tuple[bytes, int]:
+        first = self.first[topic, queue]
+        if offset < first:
+            return b"", first
+        messages = self._stored[topic, queue][offset : offset + 2]
+        return b"".join(messages), offset + len(messages)
+
+    async def send(  # noqa: PLR0913  see `RocketMQSession.send`
+        self,
+        _master: Master,
+        topic: str,
+        queue: int,
+        content: bytes,
+        properties: str = "",
+        *,
+        flags: int = 0,
+        born: int | None = None,  # noqa: ARG002
+    ) -> None:
+        if self.failures and (failure := self.failures.pop(0)) is not None:
+            raise failure
+        self._add(topic, queue, content, properties, flags)
+
+    def close(self) -> None:
+        """Close nothing."""
