@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,38 +152,6 @@ def test_invalid_values_are_refused(values: dict[str, Any], message: str) -> Non
         chart.render(IMAGE | values)
 
 
-def test_upgrade_and_rollback_change_crds_uninstall_keeps_them(
-    cluster: Cluster, kube_namespace: str, tmp_path: Path
-) -> None:
-    copied = tmp_path / "redrive"
-    shutil.copytree(chart.CHART, copied)
-    shutil.rmtree(copied / "definitions")
-    definition = copied / "definitions" / "redrive.io_things.yaml"
-    definition.parent.mkdir()
-    package = yaml.safe_load((copied / "Chart.yaml").read_text())
-    package["annotations"]["artifacthub.io/crds"] = yaml.safe_dump([{"name": "things"}])
-    (copied / "Chart.yaml").write_text(yaml.safe_dump(package))
-    values = IMAGE | {"namespaces": [kube_namespace], "clusterId": "ours"}
-    kind = f"things.{kube_namespace}.test"
-    try:
-        definition.write_text(yaml.safe_dump(definition_of_kind(kube_namespace, "Old.")))
-        chart.install(cluster, "redrive", kube_namespace, values, copied)
-        assert description(cluster, kind) == "Old."
-        definition.write_text(yaml.safe_dump(definition_of_kind(kube_namespace, "New.")))
-        chart.install(cluster, "redrive", kube_namespace, values, copied)
-        assert description(cluster, kind) == "New."
-        release = (f"--namespace={kube_namespace}", f"--kubeconfig={cluster.kubeconfig}")
-        chart.helm("rollback", "redrive", "1", *release)
-        assert description(cluster, kind) == "Old."
-        chart.helm("rollback", "redrive", "2", *release)
-        assert description(cluster, kind) == "New."
-        chart.uninstall(cluster, "redrive", kube_namespace)
-        assert description(cluster, kind) == "New."
-        assert "redrive" not in cluster.kubectl("get", "serviceaccounts", "-n", kube_namespace)
-    finally:
-        cluster.kubectl("delete", "crd", kind, "--ignore-not-found", "--wait=false")
-
-
 def test_installer_with_cluster_id_needs_no_cluster_rights(
     cluster: Cluster, kube_namespace: str
 ) -> None:
@@ -237,26 +202,4 @@ def test_notes_of_installation_are_the_next_three_commands(
 
 def name(body: dict[str, Any]) -> str:
     text: str = body["metadata"]["name"]
-    return text
-
-
-def definition_of_kind(word: str, description: str) -> dict[str, Any]:
-    schema = {"type": "object", "description": description}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"things.{word}.test"},
-        "spec": {
-            "group": f"{word}.test",
-            "scope": "Namespaced",
-            "names": {"kind": "Thing", "plural": "things"},
-            "versions": [version],
-        },
-    }
-
-
-def description(cluster: Cluster, kind: str) -> str:
-    crd = json.loads(cluster.kubectl("get", "crd", kind, "--output=json"))
-    text: str = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"]
     return text

@@ -232,22 +232,6 @@ def test_chunks_before_and_after_an_unload_are_put_together(
     wait_until(lambda: not provisioned.unsettled())
 
 
-def test_chunks_of_a_dead_producer_leave_the_backlog(
-    provision_policy: ProvisionPolicy, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0, 130.0))
-    provisioned = provision_policy()
-    producer = closing.enter_context(raw_producer(provisioned.broker, provisioned.policy.topic))
-    dead, alive = Applications(producer, 12), Applications(producer, 12)
-    dead.send(0, 2)
-    alive.send()
-    consumer = provisioned.consumer()
-    assert receive_all(consumer, 12) == alive.contents
-    wait_until(lambda: provisioned.unsettled() == 24)
-    wait_until(lambda: not provisioned.unsettled(), 400)
-    assert consumer.receive(0) is None
-
-
 def test_chunks_of_departed_consumer_need_an_unload(
     provision_policy: ProvisionPolicy, closing: ExitStack
 ) -> None:

@@ -6,12 +6,15 @@ Python workers read it there.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -340,6 +343,36 @@ def spark(
     session = stack.enter_context(replay_spark.spark_session(job))
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+class _Clerk(BaseHTTPRequestHandler):
+    token = ""
+
+    def do_GET(self) -> None:
+        self._answer(200, {"token_endpoint": f"http://{self.headers['Host']}/token"})
+
+    def do_POST(self) -> None:
+        form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        is_known = "client_secret=right" in form
+        self._answer(200, {"access_token": self.token}) if is_known else self._answer(401, {})
+
+    def _answer(self, status: int, body: dict[str, str]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def issuer(broker: Broker) -> Iterator[str]:
+    """An issuer that gives the replay role's token to whoever knows the secret."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Clerk) as server:
+        _Clerk.token = broker.token(ROLE)
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.fixture
