@@ -9,6 +9,8 @@ threads.
 *Reading.* The HTTP library parses all that a socket has, before anything else runs. A server that
 sends chunks of one byte, or informational responses without end, would keep the event loop busy.
 See `shares`, which contain TLS, too.
+
+*Other protocols.* A `Dialer` connects streams with the same bounds.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import ssl
+import sys
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -36,6 +40,10 @@ READ_BYTES = 2**12
 """Maximum bytes that are parsed at once: 680 chunks of one byte."""
 SOCKETS_OF_NAMESPACE = 500
 """Sockets of a namespace from which on none stays open after its call."""
+SESSIONS_OF_NAMESPACE = 100
+"""Maximum sessions of a namespace that are not over HTTP."""
+MAX_ADDRESSES = 4
+"""Addresses of a host that are tried."""
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 _Key = tuple[str, str, int, socket.AddressFamily]
 _Addresses = list[ResolveResult]
@@ -124,6 +132,76 @@ class FairHandler(ResponseHandler):
     def _resume_transport_reading(self) -> None:
         if not self._waits:
             super()._resume_transport_reading()
+
+
+class Dialer:
+    """Connects streams to brokers that speak no HTTP, in the shares of their namespaces.
+
+    Attributes:
+        sessions: slots of namespaces for sessions, which have few connections each.
+        shares: in which TLS counts, and the parsing of answers has to.
+    """
+
+    def __init__(self) -> None:
+        self.sessions = FairSlots(sys.maxsize, SESSIONS_OF_NAMESPACE)
+        self.shares = Shares()
+        self._resolver = FairResolver()
+
+    async def open(
+        self, address: str, tls: ssl.SSLContext | None, namespace: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to *address*, written as `host:port`, for a connection of *namespace*.
+
+        Raises:
+            OSError: no address of its host accepts the connection, or it is not valid.
+        """
+        namespace_of_call.set(namespace)
+        shares_of_call.set(self.shares)
+        name, _, port = address.rpartition(":")
+        host, failure = name.strip("[]"), OSError("the host has no address")
+        try:
+            targets = await self._resolver.resolve(host, int(port), socket.AF_UNSPEC)
+            for target in targets[:MAX_ADDRESSES]:
+                await self.shares.turn(namespace)
+                try:
+                    streams = await asyncio.open_connection(
+                        target["host"], int(port), ssl=tls, server_hostname=host if tls else None
+                    )
+                except ssl.SSLError:
+                    raise
+                except OSError as error:
+                    failure = error
+                else:
+                    self._pause_with(namespace, *streams)
+                    return streams
+        except (UnicodeError, OverflowError) as error:  # a label or a port that is too long
+            raise socket.gaierror("no valid address") from error
+        raise failure
+
+    def _pause_with(
+        self, namespace: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Stop the reading of TLS records while the namespace has used its share."""
+        tls: FairTls | None = writer.get_extra_info("ssl_object")
+        if tls is None:
+            return
+        transport: Any = writer.transport
+        waits = False
+
+        def stop() -> None:
+            nonlocal waits
+            transport.pause_reading()
+            if not waits:
+                waits = True
+                self.shares.wait(namespace, resume)
+
+        def resume() -> None:
+            nonlocal waits
+            waits = False
+            if not reader._paused:  # type: ignore[attr-defined]  # noqa: SLF001  it is full
+                transport.resume_reading()
+
+        tls.stop = stop
 
 
 class FairResolver(AbstractResolver):

@@ -121,7 +121,7 @@ def refused_by_setting(problem: str, answer: str) -> AdminError | None:
     """
     for words, reason, remedy in _BY_SETTING:
         if words in answer:
-            return AdminError(problem, got=_one_line(answer), remedy=remedy, reason=reason)
+            return AdminError(problem, got=one_line(answer), remedy=remedy, reason=reason)
     return None
 
 
@@ -148,7 +148,7 @@ _LACKS_RIGHT = ("Unauthorized to ", "Don't have permission to ")
 def error_for(call: str, status: int, answer: str) -> AdminError:
     """Return the error of *call* from its HTTP *status* and the body of the broker's *answer*."""
     reason = _reason(answer)
-    got = f"{status} {_size(answer) if reason is None else _one_line(reason)}".rstrip()
+    got = f"{status} {_size(answer) if reason is None else one_line(reason)}".rstrip()
     if status in _OF_GATEWAYS and reason is None:
         return BrokerUnreachableError(
             f"gateway or load balancer reports that the broker did not answer: {call}",
@@ -193,9 +193,9 @@ def unexpected_answer(address: str, got: str) -> AdminError:
     )
 
 
-def _one_line(reason: str) -> str:
-    words = " ".join(reason.split())[:300]
-    # Any text may come from there, and it ends up in logs and conditions.
+def one_line(text: str) -> str:
+    """Return the beginning of a text of a broker, which logs and conditions can show."""
+    words = " ".join(text.split())[:300]
     return "".join(c if c.isprintable() else "\ufffd" for c in words)
 
 

@@ -19,7 +19,6 @@ import hmac
 import itertools
 import json
 import re
-import socket
 import ssl
 import struct
 import time
@@ -32,25 +31,29 @@ from typing import Any, NamedTuple
 
 from redrive.admin import errors
 from redrive.admin.access import Access, Credentials
-from redrive.admin.connector import FairResolver
+from redrive.admin.connector import Dialer
 from redrive.admin.guards import Fence
-from redrive.admin.shares import namespace_of_call
+from redrive.admin.shares import Shares
 from redrive.policy.values import Patterns
 from redrive.reasons import Reason
 
 CALL_SECONDS = 10.0
 """Time-out of a connection attempt, and of a call."""
+SESSION_SECONDS = 300.0
+"""Time-out of a session: a cluster may list many masters that do not answer."""
+MAX_LINKS = 4
+"""Connections of a session that stay open."""
 MAX_FRAME = 2**18
 MAX_PULLED = 2**25
 """Maximum size of an answer with messages. A broker sends one message of any size that it permits,
 or several of 256 KiB together."""
-MAX_ADDRESSES = 4
 MAX_HEADER = 2**16
 MAX_FRAMES = 16
 """Maximum frames before the answer to a call: their parsing blocks the event loop."""
 MAX_MASTERS = 64
 MAX_QUEUES = 1_024
-_MAX_OFFSET = 2**63 - 1
+MAX_OFFSET = 2**47 - 1
+"""The sum over all queues of all masters is below 2^63."""
 _WITH_SUBSCRIPTION = 4
 """Flag of a pull that has its filter of tags, and waits for no messages."""
 _VERSION = 505
@@ -130,7 +133,7 @@ class RocketMQAdmin:
         broker_hosts: hosts of brokers beside those of the name servers, as patterns in which `*`
             stands for any characters but a dot. Without a port a pattern covers all ports.
         fence: must be open for each write; None allows all writes.
-        resolver: looks up hosts for the Kubernetes namespace of the connection.
+        dialer: connects within the share of the connection's Kubernetes namespace.
         namespace: that namespace.
     """
 
@@ -139,17 +142,31 @@ class RocketMQAdmin:
     cluster: str | None = None
     broker_hosts: Sequence[str] = ()
     fence: Fence | None = None
-    resolver: FairResolver = field(default_factory=FairResolver)
+    dialer: Dialer = field(default_factory=Dialer)
     namespace: str = ""
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[RocketMQSession]:
-        """Yield a session; its connections are closed at the end of the block."""
-        session = RocketMQSession(self)
-        try:
-            yield session
-        finally:
-            session.close()
+        """Yield a session; its connections are closed at the end of the block.
+
+        Raises:
+            BrokerUnreachableError: the block takes too long.
+        """
+        async with self.dialer.sessions.slot(self.namespace):
+            session = RocketMQSession(self)
+            try:
+                async with asyncio.timeout(SESSION_SECONDS) as limit:
+                    yield session
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise errors.BrokerUnreachableError(
+                    "the cluster does not answer all calls in time",
+                    got=f"more than {SESSION_SECONDS:g} s",
+                    remedy="check the network and the servers",
+                ) from error
+            finally:
+                session.close()
 
     def check_address(self, address: str) -> None:
         """Check that signed calls may go to a broker at *address*.
@@ -161,11 +178,16 @@ class RocketMQAdmin:
         patterns = tuple(host.lower() for host in (*hosts, *self.broker_hosts))
         allowed = Patterns(patterns, but=".")
         host, _, port = address.lower().rpartition(":")
-        is_address = host and port.isascii() and port.isdecimal() and len(port) <= 5  # noqa: PLR2004
-        if not is_address or not (allowed.match(host) or allowed.match(address)):
+        is_address = port.isascii() and port.isdecimal() and len(port) <= 5  # noqa: PLR2004
+        if (
+            not host
+            or not host.isprintable()
+            or not is_address
+            or not (allowed.match(host) or allowed.match(address))
+        ):
             raise errors.AdminError(
                 "a name server lists a broker at an address that the connection does not name",
-                got=address[:255],
+                got=errors.one_line(address),
                 remedy="add its host to rocketmq.brokerHosts",
                 reason=Reason.REDIRECT_REFUSED,
             )
@@ -246,9 +268,16 @@ class RocketMQSession:
 
     async def _link(self, address: str, tls: ssl.SSLContext | None) -> _Link:
         if address not in self._links:
-            namespace_of_call.set(self._admin.namespace)
-            self._links[address] = await _Link.open(address, tls, self._admin.resolver)
+            while len(self._links) >= MAX_LINKS:
+                self._links.pop(next(iter(self._links))).close()
+            dialer, namespace = self._admin.dialer, self._admin.namespace
+            streams = await dialer.open(address, tls, namespace)
+            self._links[address] = _Link(*streams, dialer.shares, namespace)
         return self._links[address]
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        with self._admin.dialer.shares.using(self._admin.namespace):
+            return _object(body)
 
     async def masters(self) -> tuple[Master, ...]:
         """Return the masters that the first name server which answers knows, by name.
@@ -264,7 +293,7 @@ class RocketMQSession:
             except errors.BrokerUnreachableError as error:
                 failure = failure or error
                 continue
-            return self._masters(_object(answer.body), address)
+            return self._masters(self._object(answer.body), address)
         assert failure is not None  # noqa: S101  a connection has a name server
         raise failure
 
@@ -281,11 +310,11 @@ class RocketMQSession:
             match brokers.get(name):
                 case {"brokerAddrs": {"0": str(master)}}:
                     self._admin.check_address(master)
-                    masters.append(Master(name[:255], master))
+                    masters.append(Master(errors.one_line(name)[:255], master))
         if not masters:
             raise errors.BrokerUnreachableError(
                 f"the name server {address} knows no master of the cluster",
-                got=f"clusters {', '.join(sorted(map(str, clusters)))[:256] or 'none'}",
+                got=f"clusters {errors.one_line(', '.join(sorted(clusters))) or 'none'}",
                 remedy="start a master, or set rocketmq.cluster to one of these clusters",
             )
         return tuple(masters)
@@ -293,7 +322,7 @@ class RocketMQSession:
     async def version(self, master: Master) -> tuple[int, ...]:
         """Return the release of a master; empty if it does not show it."""
         answer = await self._call(master, _Call.RUNTIME_INFO, "read its state")
-        table = _object(answer.body).get("table")
+        table = self._object(answer.body).get("table")
         text = str((table if isinstance(table, dict) else {}).get("brokerVersionDesc", ""))
         match = re.fullmatch(r"V(\d{1,4})_(\d{1,4})_(\d{1,4})", text)
         return () if match is None else tuple(map(int, match.groups()))
@@ -310,7 +339,7 @@ class RocketMQSession:
             answer = await self._call(master, _Call.GROUP, f"read group {name}", group=name)
         except errors.AdminNotFoundError:
             return None
-        return _object(answer.body)
+        return self._object(answer.body)
 
     async def put_group(self, master: Master, settings: Mapping[str, Any]) -> None:
         """Create a consumer group, or replace its settings."""
@@ -339,7 +368,7 @@ class RocketMQSession:
             answer = await self._call(master, _Call.TOPIC, f"read topic {name}", topic=name)
         except errors.AdminNotFoundError:
             return None
-        config = _object(answer.body)
+        config = self._object(answer.body)
         names = ("readQueueNums", "writeQueueNums", "perm")
         return QueueCounts(*(_number(config.get(n), MAX_QUEUES, master.address) for n in names))
 
@@ -376,7 +405,7 @@ class RocketMQSession:
         for code in (_Call.MIN_OFFSET, _Call.MAX_OFFSET):
             doing = f"read offsets of topic {topic}"
             answer = await self._call(master, code, doing, topic=topic, queueId=queue)
-            ends.append(_number(answer.fields.get("offset"), _MAX_OFFSET, master.address))
+            ends.append(_number(answer.fields.get("offset"), MAX_OFFSET, master.address))
         return range(*ends)
 
     async def pull(  # noqa: PLR0913, PLR0917  a position, and a group that may read there
@@ -406,7 +435,7 @@ class RocketMQSession:
             subVersion=0,
             expressionType="TAG",
         )
-        following = _number(answer.fields.get("nextBeginOffset"), _MAX_OFFSET, master.address)
+        following = _number(answer.fields.get("nextBeginOffset"), MAX_OFFSET, master.address)
         return answer.body, following
 
     async def send(  # noqa: PLR0913  a position, and the parts of a message
@@ -440,32 +469,17 @@ class RocketMQSession:
 class _Link:
     """A connection to one server; one call at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        shares: Shares,
+        namespace: str,
+    ) -> None:
         self._reader, self._writer = reader, writer
+        self._shares, self._namespace = shares, namespace
         self._numbers = itertools.count(1)
         self._free = asyncio.Lock()
-
-    @classmethod
-    async def open(cls, address: str, tls: ssl.SSLContext | None, resolver: FairResolver) -> _Link:
-        """Connect to *address*.
-
-        Raises:
-            OSError: no address of its host accepts the connection.
-        """
-        name, _, port = address.rpartition(":")
-        host, failure = name.strip("[]"), OSError("the host has no address")
-        for target in (await resolver.resolve(host, int(port), socket.AF_UNSPEC))[:MAX_ADDRESSES]:
-            try:
-                return cls(
-                    *await asyncio.open_connection(
-                        target["host"], int(port), ssl=tls, server_hostname=host if tls else None
-                    )
-                )
-            except ssl.SSLError:
-                raise
-            except OSError as error:
-                failure = error
-        raise failure
 
     def close(self) -> None:
         self._writer.close()
@@ -496,6 +510,7 @@ class _Link:
             raise ConnectionError("no answer among many frames")
 
     async def _read(self, most: int) -> tuple[Mapping[str, Any], bytes]:
+        await self._shares.turn(self._namespace)
         length = int.from_bytes(await self._reader.readexactly(4), "big")
         if not 4 <= length <= most:  # noqa: PLR2004
             raise ConnectionError("no frame of RocketMQ")
@@ -504,7 +519,8 @@ class _Link:
         if kind != 0 or not 2 <= size <= min(MAX_HEADER, length - 4):  # noqa: PLR2004
             raise ConnectionError("no header of RocketMQ")
         try:
-            header = json.loads(frame[4 : 4 + size])
+            with self._shares.using(self._namespace):
+                header = json.loads(frame[4 : 4 + size])
         except (ValueError, RecursionError):
             raise ConnectionError("no header of RocketMQ") from None
         if not isinstance(header, dict):
@@ -554,8 +570,7 @@ def _number(value: object, most: int, address: str) -> int:
 
 
 def _refusal(problem: str, code: int, remark: str) -> errors.AdminError:
-    words = " ".join(remark.split())[:300]
-    got = "".join(c if c.isprintable() else "\ufffd" for c in f"{code} {words}".rstrip())
+    got = errors.one_line(f"{code} {remark}")
     if code in _MISSING:
         return errors.AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
     if code == _NO_PERMISSION and "no permission" in remark:

@@ -24,7 +24,7 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from redrive.admin.client import Admin
-from redrive.admin.connector import FairResolver
+from redrive.admin.connector import Dialer
 from redrive.admin.guards import Breaker, Fence
 from redrive.admin.http import Http
 from redrive.admin.model import PULSAR_RELEASES, broker_at
@@ -249,7 +249,7 @@ class Connections:
         self._reader = reader
         self._clock = clock
         self._fence = fence
-        self._resolver = FairResolver()
+        self._dialer = Dialer()
         self._credentials: dict[Key, tuple[object, KeptCredentials]] = {}
         self._admins: dict[Key, Admin] = {}
         self._opened: dict[Key, Connection] = {}
@@ -294,7 +294,7 @@ class Connections:
             cluster=cluster.cluster,
             broker_hosts=cluster.broker_hosts,
             fence=self._fence,
-            resolver=self._resolver,
+            dialer=self._dialer,
             namespace=key.namespace,
         )
         return RocketMQConnection(key, admin)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trustme
 
+from redrive.admin import connector, rocketmq
 from redrive.admin.access import Access, tls_context
+from redrive.admin.connector import Dialer
 from redrive.admin.errors import AdminError
 from redrive.admin.guards import Fence
-from redrive.admin.rocketmq import MAX_FRAME, MAX_FRAMES, Master, RocketMQAdmin
+from redrive.admin.rocketmq import MAX_FRAME, MAX_FRAMES, MAX_OFFSET, Master, RocketMQAdmin
 from redrive.errors import RedriveError
 from redrive.reasons import Reason
 
@@ -91,6 +96,25 @@ async def test_server_of_another_protocol_is_unreachable(sent: bytes) -> None:
     assert refused.value.reason is Reason.BROKER_UNREACHABLE
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:99999",
+        "a..b:1",
+        f"{'a' * 64}.b:1",
+        ".b:1",
+        "xn--\u0430..:1",
+        "\ud800:1",
+        "[:::]:1",
+    ],
+)
+async def test_invalid_address_is_unreachable(address: str) -> None:
+    async with RocketMQAdmin([], Access()).session() as session:
+        with pytest.raises(AdminError) as refused:
+            await session.topic(Master("a", address), "orders")
+    assert refused.value.reason is Reason.BROKER_UNREACHABLE
+
+
 async def test_second_name_server_is_used_if_the_first_is_down() -> None:
     def answer(header: dict[str, Any]) -> bytes:
         return frame(listing("127.0.0.1:10911"), opaque=header["opaque"])
@@ -150,6 +174,106 @@ async def test_signed_calls_go_to_named_hosts_only(address: str) -> None:
     assert error.reason is Reason.REDIRECT_REFUSED
 
 
+@pytest.mark.parametrize("text", ["\\ud800", "\\u202e", "\\n\\u001b[2J"])
+async def test_names_of_a_cluster_are_shown_as_printable_text(text: str) -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(body.replace(b"NAME", text.encode()), opaque=header["opaque"])
+
+    body = listing("127.0.0.1:1").replace(b'"a"', b'"NAME"')
+    async with (
+        serving(answer) as address,
+        RocketMQAdmin([address], Access()).session() as session,
+    ):
+        ((name, _),) = await session.masters()
+    body = listing("NAME:1")
+    elsewhere = await refusal(answer, broker_hosts=["*"])
+    assert elsewhere.reason is Reason.REDIRECT_REFUSED
+    body = listing("127.0.0.1:1", "NAME").replace(b'["a"]', b"[]")
+    assert all(map(str.isprintable, (name, str(elsewhere), str(await refusal(answer)))))
+
+
+async def test_answers_are_parsed_in_the_share_of_their_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(listing("127.0.0.1:1"), opaque=header["opaque"])
+
+    async def masters(namespace: str) -> None:
+        admin = RocketMQAdmin([address], Access(), dialer=dialer, namespace=namespace)
+        async with admin.session() as session:
+            await session.masters()
+
+    dialer = Dialer()
+    async with serving(answer) as address:
+        monkeypatch.setattr(time, "thread_time", itertools.count().__next__)
+        await masters("hostile")
+        assert dialer.shares.pause_of("hostile") > 1
+        late = asyncio.create_task(masters("hostile"))
+        await masters("shop")
+        assert not late.done()
+        late.cancel()
+        await asyncio.wait([late])
+
+
+async def test_records_are_decrypted_in_the_share_of_their_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    authority, server = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server)
+    access, dialer = Access(tls=tls_context(ca=authority.cert_pem.bytes().decode())), Dialer()
+    waits = Mock(wraps=dialer.shares.wait)
+    monkeypatch.setattr(dialer.shares, "wait", waits)
+
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(b"{}" * 2**15, opaque=header["opaque"])
+
+    async with serving(answer, server) as address:
+        name = address.replace("127.0.0.1", "localhost")
+        admin = RocketMQAdmin([name], access, dialer=dialer, namespace="hostile")
+        monkeypatch.setattr(time, "thread_time", itertools.count(step=0.01).__next__)
+        async with asyncio.timeout(60), admin.session() as session:
+            assert await session.group(Master("a", name), "g") == {}
+    assert {call.args[0] for call in waits.call_args_list} == {"hostile"}
+    assert "resume" in {call.args[1].__name__ for call in waits.call_args_list}
+
+
+async def test_sessions_of_a_namespace_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connector, "SESSIONS_OF_NAMESPACE", 1)
+    dialer = Dialer()
+
+    async def opened(namespace: str) -> None:
+        async with RocketMQAdmin([], Access(), dialer=dialer, namespace=namespace).session():
+            pass
+
+    async with RocketMQAdmin([], Access(), dialer=dialer, namespace="hostile").session():
+        waiting = asyncio.create_task(opened("hostile"))
+        await opened("shop")
+        assert not waiting.done()
+    await waiting
+
+
+async def test_session_keeps_few_connections_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(b"{}", opaque=header["opaque"])
+
+    monkeypatch.setattr(rocketmq, "MAX_LINKS", 1)
+    opened = Mock(wraps=(dialer := Dialer()).open)
+    monkeypatch.setattr(dialer, "open", opened)
+    async with (
+        serving(answer) as one,
+        serving(answer) as other,
+        RocketMQAdmin([], Access(), dialer=dialer).session() as session,
+    ):
+        for address in (one, one, other, one):
+            assert await session.group(Master("a", address), "g") == {}
+    assert [call.args[0] for call in opened.call_args_list] == [one, other, one]
+    monkeypatch.setattr(rocketmq, "SESSION_SECONDS", 0)
+    with pytest.raises(AdminError) as late:
+        async with RocketMQAdmin([], Access()).session():
+            await asyncio.sleep(60)
+    assert late.value.reason is Reason.BROKER_UNREACHABLE
+
+
 async def test_broker_hosts_may_be_patterns() -> None:
     def answer(header: dict[str, Any]) -> bytes:
         return frame(listing("broker-1.rocketmq.svc:10911"), opaque=header["opaque"])
@@ -184,7 +308,7 @@ async def test_malformed_list_of_brokers_is_refused(body: bytes, reason: Reason)
     assert error.reason is reason
 
 
-@pytest.mark.parametrize("number", [-1, 1.5, True, "1e9", 2**63, None, "٣"])
+@pytest.mark.parametrize("number", [-1, 1.5, True, "1e9", MAX_OFFSET + 1, None, "٣"])
 async def test_number_out_of_bounds_is_refused(number: object) -> None:
     def answer(header: dict[str, Any]) -> bytes:
         return frame(opaque=header["opaque"], extFields={"offset": number})
