@@ -287,7 +287,8 @@ class View:
             end = local_time(request["endTime"], at)
             yield "dead-letter", f"{request['origin']} at its next failure, until {end}"
         for attention in item["attention"]:
-            if attention["reason"] not in {BLOCKED_KEYS, DEAD_LETTERS}:
+            is_above = connection is not None and attention["message"] == connection["message"]
+            if attention["reason"] not in {BLOCKED_KEYS, DEAD_LETTERS} and not is_above:
                 yield "attention", f"{attention['reason']}: {attention['message']}"
 
 

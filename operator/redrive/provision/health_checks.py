@@ -349,13 +349,13 @@ def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
         return None
     # Any client that may produce to the retry topic can write them.
     causes = sorted({ascii(cause[:_CAUSE])[1:-1][:_CAUSE] for cause in facts.outages})
+    namespace, *name = facts.policy.name.split("/")
     return StatusWarning(
         Reason.OUTAGE_SUSPECTED,
-        f"consumers of subscription {facts.policy.subscription} have paused, because most messages "
-        f"fail for one cause, and probe with single messages; got "
-        f"{', '.join(first_of(causes))}; fix the dependency, and they resume "
-        "automatically; to resume now and use up retries, run "
-        "`kubectl redrive ignore-outage POLICY --for 1h`",
+        f"consumers have paused, because most messages fail; got {', '.join(first_of(causes))}; "
+        "fix the dependency, and they resume automatically: they probe with single messages; to "
+        "resume now and use up retries, run "
+        f"`kubectl redrive ignore-outage {''.join(name)} -n {namespace} --for 1h`",
     )
 
 

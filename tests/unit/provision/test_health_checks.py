@@ -227,10 +227,11 @@ def dead_letters(size: int) -> dict[str, SubscriptionStats]:
 
 
 def test_paused_consumers_are_warned_about_with_causes() -> None:
-    [warning] = found(outages=("TimeoutError", "ConnectionError", "ConnectionError"))
+    outages = ("TimeoutError", "ConnectionError", "ConnectionError")
+    [warning] = found(outages=outages, policy=replace(policy(), name="shop/orders"))
     assert warning.reason == "OutageSuspected"
     assert "got ConnectionError, TimeoutError; fix the dependency" in warning.message
-    assert "`kubectl redrive ignore-outage POLICY --for 1h`" in warning.message
+    assert "`kubectl redrive ignore-outage orders -n shop --for 1h`" in warning.message
     [hostile] = found(outages=tuple(f"{number}\n" + "x" * 9_999 for number in range(1_000)))
     assert len(hostile.message) < 2_000
     assert hostile.message.isprintable()
