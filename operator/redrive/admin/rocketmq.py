@@ -457,7 +457,7 @@ class RocketMQSession:
             born: time of its production in milliseconds since 1970; None for now.
 
         Raises:
-            BrokerRefusedError: the broker does not accept the message, such as one that is too large.
+            BrokerRefusedError: the broker does not accept the message, for example a large one.
             BrokerFailedError: the broker is busy, and has not stored it.
         """
         fields = {"a": "redrive", "b": topic, "c": "TBW102", "d": 1, "e": queue, "f": flags}

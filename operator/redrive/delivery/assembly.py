@@ -12,7 +12,7 @@ import pulsar
 import pulsar.schema
 
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, identity, to_seconds
-from redrive.delivery.connection import PREFETCH, ClientConnection, check_prefetch
+from redrive.delivery.connection import PREFETCH, ClientConnection
 from redrive.delivery.decisions import Attempts, Decisions
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.scheduling import KeyOrdering
@@ -31,7 +31,7 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES
 from redrive.policy.envelope import Redaction
 from redrive.policy.model import Policy
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import check_instance, to_timedelta
 from redrive.policy.verdict import FailureRules
 
 if TYPE_CHECKING:
@@ -154,11 +154,11 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: a duration is out of bounds, *prefetch* is below 1, or the crash log can't
-            be written.
+        InvalidSpecError: an option is out of bounds or of another type, or the crash log can't be
+            written.
     """
-    check_prefetch(prefetch)
     check_hooks(redaction, on_event)
+    check_instance(crash_log, CrashLog, "crash_log", optional=True)
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()

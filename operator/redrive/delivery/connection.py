@@ -51,7 +51,7 @@ from redrive.delivery.parts import (
     for_consumer,
 )
 from redrive.delivery.reporting import OutageProducer
-from redrive.errors import InvalidSpecError, RedriveError
+from redrive.errors import RedriveError
 from redrive.messages import id_text
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
@@ -169,20 +169,6 @@ class SubscribeError(RedriveError):
     """The broker refused a subscription of the policy."""
 
     reason = "SubscribeFailed"
-
-
-def check_prefetch(prefetch: int) -> None:
-    """Check the option `prefetch`.
-
-    Raises:
-        InvalidSpecError: it is below 1.
-    """
-    if prefetch < 1:
-        raise InvalidSpecError(
-            "prefetch must be at least 1",
-            got=prefetch,
-            remedy="set prefetch= to 1 or more, or omit it",
-        )
 
 
 def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -> Subscribed:

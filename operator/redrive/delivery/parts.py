@@ -28,6 +28,7 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.values import check_count, check_instance
 
 if TYPE_CHECKING:
     from redrive.delivery.run import Run
@@ -298,6 +299,17 @@ class Subscribing:
     crypto: Crypto | None = None
     max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES
 
+    def __post_init__(self) -> None:
+        """Check the options, for a broker in memory too.
+
+        Raises:
+            InvalidSpecError: one is out of bounds, or of another type.
+        """
+        check_count(self.prefetch, "prefetch")
+        check_count(self.max_in_flight_bytes, "max_in_flight_bytes")
+        check_names(self.name, self.schema)
+        for_consumer(self.crypto)
+
 
 class BrokerConnection(ABC):
     """Source of the parts of consumers: a `pulsar.Client`, or a broker in memory."""
@@ -349,12 +361,23 @@ class Crypto:
                 )
 
 
+def check_names(name: object, schema: object) -> None:
+    """Pass if these are the name and the schema of a consumer or a producer.
+
+    Raises:
+        InvalidSpecError: they are of other types.
+    """
+    check_instance(name, str, "name", optional=True)
+    check_instance(schema, pulsar.schema.Schema, "schema")
+
+
 def for_consumer(crypto: Crypto | None) -> Mapping[str, Any]:
     """Return the options of *crypto* for `Client.subscribe` and `Client.create_reader`.
 
     Raises:
-        InvalidSpecError: it has no private key.
+        InvalidSpecError: it has no private key, or is no Crypto.
     """
+    check_instance(crypto, Crypto, "crypto", optional=True)
     if crypto is None:
         return {}
     if not crypto.private_key:
@@ -367,7 +390,12 @@ def for_consumer(crypto: Crypto | None) -> Mapping[str, Any]:
 
 
 def for_producer(crypto: Crypto | None) -> Mapping[str, Any]:
-    """Return the options of *crypto* for `Client.create_producer`."""
+    """Return the options of *crypto* for `Client.create_producer`.
+
+    Raises:
+        InvalidSpecError: it is no Crypto.
+    """
+    check_instance(crypto, Crypto, "crypto", optional=True)
     if crypto is None:
         return {}
     return {"encryption_key": crypto.key, "crypto_key_reader": _reader(crypto)}

@@ -25,11 +25,11 @@ from redrive.delivery.concurrency import (
     release_at_exit,
 )
 from redrive.delivery.forking import OwnerProcess
-from redrive.delivery.parts import Crypto, for_producer
+from redrive.delivery.parts import Crypto, check_names, for_producer
 from redrive.delivery.sender import REMEDY, Opening, SendSlot
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import BYTES, NotSentError, WriterSchema
-from redrive.policy.values import to_limit, to_timedelta
+from redrive.policy.values import check_count, check_instance, to_limit, to_timedelta
 
 SEND_RETRIES = 3
 SEND_TIMEOUT = timedelta(seconds=3)
@@ -87,12 +87,14 @@ class RetryProducer(Closing):
     ) -> None:
         limit = to_limit(timeout, "the time-out of a send")
         _check(send_retries, limit, in_flight)
+        self._schema = schema or BYTES
+        check_names(name, self._schema)
+        check_instance(compression, pulsar.CompressionType, "compression")
         self._owner = OwnerProcess("producer")
         self.name = identity(name)
         self._topic = topic
         self._turns = itertools.count()
         self._closed = False
-        self._schema = schema or BYTES
         options = {
             # Contents are encoded once, so that repeated sends are equal.
             "schema": WriterSchema(self._schema.schema_info()),
@@ -196,19 +198,11 @@ class RetryProducer(Closing):
 
 
 def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:
-    if send_retries < 0:
-        raise InvalidSpecError(
-            "send_retries is a number of times", got=send_retries, remedy="0 sends once"
-        )
+    check_count(send_retries, "send_retries", least=0)
+    check_count(in_flight, "in_flight")
     if timeout < timedelta(milliseconds=1):
         raise InvalidSpecError(
             "the time-out of a send is a positive time",
             got=str(timeout),
             remedy="give how long a receipt may take, 1 ms or more",
-        )
-    if in_flight < 1:
-        raise InvalidSpecError(
-            "at least one message is on its way at a time",
-            got=in_flight,
-            remedy="give 1 to keep the order of calls",
         )

@@ -34,6 +34,7 @@ from redrive.delivery.in_flight import AtWork, Call
 from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
+from redrive.policy.values import check_count
 from redrive.policy.verdict import Done, HandlerTimeoutError, is_a
 
 
@@ -80,12 +81,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """Refuse values that no thread could obey."""
-        if self.workers < 1:
-            raise InvalidSpecError(
-                "messages are handled by at least one worker",
-                got=self.workers,
-                remedy="give a number of threads",
-            )
+        check_count(self.workers, "workers")
         if self.timeout <= timedelta():
             raise InvalidSpecError(
                 "a handler's time-out is a positive time",
@@ -484,25 +480,32 @@ def _signatures(handler: Callable[..., object], arguments: int) -> list[inspect.
 def _signature(function: Callable[..., object]) -> inspect.Signature:
     if isinstance(function, PassThrough):
         return _signature(function.handler)
-    if isinstance(function, types.MethodType):
+    if type(function) is types.MethodType:
         function = types.MethodType(_own(function.__func__), function.__self__)
     return inspect.signature(_own(function), follow_wrapped=False)
 
 
 def _own(function: Callable[..., object]) -> Callable[..., object]:
-    """Return *function* without the signature that `functools.wraps` has copied."""
+    """Return *function* without the signature that a decorator has copied to it.
+
+    One that takes any arguments, and wraps nothing, is called as its `__signature__` says.
+    """
+    if type(function) is types.FunctionType:
+        plain = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__,
+            function.__closure__,
+        )  # fmt: skip
+        plain.__kwdefaults__ = function.__kwdefaults__
+        is_variadic = bool(function.__code__.co_flags & inspect.CO_VARARGS)
+        return function if is_variadic and not hasattr(function, "__wrapped__") else plain
+    # A proxy, such as those of wrapt, has the class and the signature of what it wraps.
+    is_proxy = type(function) is not function.__class__
     signature = getattr(function, "__signature__", None)
     inner = getattr(function, "__wrapped__", None)
-    if signature is None or getattr(inner, "__signature__", None) is not signature:
-        return function
-    if not isinstance(function, types.FunctionType):
-        return types.MethodType(type(function).__call__, function)
-    plain = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__,
-        function.__closure__,
-    )  # fmt: skip
-    plain.__kwdefaults__ = function.__kwdefaults__
-    return plain
+    is_copied = signature is not None and getattr(inner, "__signature__", None) is signature
+    return (
+        types.MethodType(type(function).__call__, function) if is_proxy or is_copied else function
+    )
 
 
 def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
@@ -512,7 +515,7 @@ def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
     if isinstance(function, functools.partial):
         inner = _wrapped(function.func)
         return inner and functools.partial(inner, *function.args, **function.keywords)
-    if isinstance(function, types.MethodType):
+    if type(function) is types.MethodType:
         inner = _wrapped(function.__func__)
         return inner and types.MethodType(inner, function.__self__)
     inner = getattr(function, "__wrapped__", None)

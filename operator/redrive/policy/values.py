@@ -9,11 +9,12 @@ they backtrack for each `*`, and eight of them against 255 characters would take
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, cast
 
 from redrive.errors import InvalidSpecError
 
@@ -60,6 +61,35 @@ def check_duration(text: str) -> str:
             "a duration must be at least 1s", got=text, remedy="increase it, or leave it out"
         )
     return text
+
+
+def check_count(value: object, name: str, least: int = 1) -> None:
+    """Pass if *value* is a whole number from *least* on.
+
+    Raises:
+        InvalidSpecError: it is not. The message contains *name*.
+    """
+    is_whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    if not is_whole or operator.index(cast("SupportsIndex", value)) < least:
+        raise InvalidSpecError(
+            f"{name} must be a whole number, at least {least}",
+            got=value,
+            remedy="pass such a number, or leave it out",
+        )
+
+
+def check_instance(value: object, kind: type, name: str, *, optional: bool = False) -> None:
+    """Pass if *value* is of a *kind*, or None where it is *optional*.
+
+    Raises:
+        InvalidSpecError: it is not. The message contains *name*.
+    """
+    if not (isinstance(value, kind) or (optional and value is None)):
+        raise InvalidSpecError(
+            f"{name} must be of the type {kind.__name__}",
+            got=type(value).__name__,
+            remedy="pass such an object, or leave it out",
+        )
 
 
 def to_timedelta(duration: float | timedelta, name: str) -> timedelta:

@@ -30,7 +30,7 @@ CLIENT = cast("pulsar.Client", None)  # no test uses it
     [
         ({"send_retries": -1}, "send_retries"),
         ({"timeout": timedelta()}, "time-out"),
-        ({"in_flight": 0}, "at a time"),
+        ({"in_flight": 0}, "in_flight"),
     ],
 )
 async def test_invalid_producer_option_is_refused(choice: dict[str, Any], wrong: str) -> None:

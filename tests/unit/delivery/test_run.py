@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -303,7 +304,10 @@ def test_error_while_settling_ends_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "message"),
-    [({"workers": 0}, "at least one worker; got 0"), ({"timeout": timedelta()}, "positive time")],
+    [
+        ({"workers": 0}, "workers must be a whole number, at least 1; got 0"),
+        ({"timeout": timedelta()}, "positive time"),
+    ],
 )
 def test_invalid_run_option_is_refused(choice: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpecError, match=message):
@@ -427,11 +431,38 @@ def signed(handler: Callable[..., object]) -> Callable[..., object]:
     return handler
 
 
+def described(handler: Callable[..., object]) -> Callable[..., object]:
+    """Say that a function which adds an argument takes all of its handler."""
+    handle = injecting(handler)
+    vars(handler)["__signature__"] = inspect.signature(handler)
+    vars(handle)["__signature__"] = inspect.signature(handler)
+    return handle
+
+
+class Proxy:
+    """A decorated handler with the class of its handler, as wrapt makes them."""
+
+    def __init__(self, handler: Callable[..., object]) -> None:
+        self.__wrapped__ = handler
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # noqa: ANN401
+        return self.__wrapped__.__class__
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__wrapped__, name)
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        return self.__wrapped__(*arguments, "database", **named)
+
+
 INJECTED: dict[str, Callable[..., object]] = {
     "function": injecting(pair),
     "twice": injecting(passing(pair)),
     "signed": injecting(signed(lambda database, message: (database, message))),
     "signed object": Injecting(signed(lambda database, message: (database, message))),
+    "described": described(lambda database, message: (database, message)),
+    "proxy": Proxy(lambda message, *more: (*more, message)),
     "object": Injecting(pair),
     "method": Injecting(pair).method,
     "partial": functools.partial(injecting(pair)),
@@ -462,10 +493,11 @@ def test_decorator_that_injects_an_argument_is_called(form: Any, handler: Any) -
         lambda message, database: (database, message),
         lambda database, message, attempt: (database, message, attempt),
         lambda message, attempt, database: (database, message, attempt),
+        types.MethodType(lambda _self, message, database: (database, message), "self"),
     ],
 )
 def test_decorator_that_hides_arguments_is_refused(handler: Callable[..., object]) -> None:
-    forms: list[Any] = [passing(handler), functools.partial(passing(handler))]
+    forms: list[Any] = [passing(handler), functools.partial(passing(handler)), Proxy(handler)]
     for form in forms:
         with pytest.raises(InvalidSpecError, match=r"decorator hides|a handler takes"):
             one(form, explicit=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +19,7 @@ from redrive import (
     AsyncRetryProducer,
     BroadcastConsumer,
     ConsumerStoppedError,
+    Crypto,
     Event,
     NotSentError,
     Policy,
@@ -189,7 +192,7 @@ def test_rate_takes_virtual_time() -> None:
 
 def test_batch_size_0_is_refused() -> None:
     consumer = InMemoryConsumer(POLICY)
-    with pytest.raises(InvalidSpecError, match="at least one message; got 0"):
+    with pytest.raises(InvalidSpecError, match="size must be a whole number"):
         consumer.run_batches(lambda _: None, size=0)
 
 
@@ -292,6 +295,57 @@ def test_unlimited_wait_takes_no_time() -> None:
     assert message is not None
     consumer.acknowledge(message)
     assert consumer.receive_batch(2, timedelta.max) == []
+
+
+def memory() -> Any:  # noqa: ANN401
+    """Return a client of a broker in memory."""
+    return InMemoryClient(InMemoryConsumer(POLICY).broker)
+
+
+WRONG_OPTIONS: list[dict[str, Any]] = [
+    {"name": 5}, {"schema": object()}, {"crypto": 5}, {"crypto": Crypto("key", __file__)},
+    {"crash_log": "notes"}, {"max_in_flight_bytes": "1"}, {"prefetch": 2.5}, {"prefetch": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)
+def test_option_of_another_type_is_refused_in_memory_too(options: dict[str, Any]) -> None:
+    (name,) = options
+    makers: list[Callable[..., object]] = [
+        functools.partial(InMemoryConsumer, POLICY),
+        functools.partial(RetryConsumer, FakeClient().as_pulsar(), POLICY),
+    ]
+    if name not in {"crash_log", "max_in_flight_bytes"}:
+        makers.append(functools.partial(BroadcastConsumer, memory(), str(POLICY.topic)))
+    for make in makers:
+        with pytest.raises(InvalidSpecError, match=f"{name}|private key"):
+            make(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": 5}, {"schema": object()}, {"crypto": 5}, {"compression": "LZ4"},
+        {"send_retries": 0.5}, {"in_flight": "2"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_producer_refuses_options_of_another_type(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InvalidSpecError, match=name):
+        RetryProducer(memory(), str(POLICY.topic), **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"rules": (ValueError,)}, {"workers": "3"}, {"max_rate": "3"}], ids=str
+)
+def test_run_refuses_options_of_another_type(options: dict[str, Any]) -> None:
+    consumer = InMemoryConsumer(POLICY)
+    (name,) = options
+    with pytest.raises(InvalidSpecError, match=name):
+        consumer.run(fail, **options)
+    with pytest.raises(InvalidSpecError, match="size"):
+        consumer.receive_batch("3", 1)  # type: ignore[arg-type]
 
 
 def test_rate_other_than_positive_is_refused() -> None:
@@ -432,7 +486,7 @@ def test_object_other_than_a_client_is_refused(consumer: Any) -> None:  # noqa: 
     ("consumer", "subject"), [(RetryConsumer, POLICY), (BroadcastConsumer, str(POLICY.topic))]
 )
 def test_prefetch_below_1_is_refused(consumer: Any, subject: object, prefetch: int) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidSpecError, match="prefetch must be at least 1"):
+    with pytest.raises(InvalidSpecError, match="prefetch must be a whole number, at least 1"):
         consumer(FakeClient().as_pulsar(), subject, prefetch=prefetch)
 
 

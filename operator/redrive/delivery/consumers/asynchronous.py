@@ -32,7 +32,7 @@ from redrive.delivery.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryPro
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import check_count, to_timedelta
 from redrive.policy.verdict import Done, FailureRules
 
 SLICE = timedelta(seconds=0.25)
@@ -245,6 +245,7 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
 
     async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
+        check_count(size, "size", least=0)
         end = time.monotonic() + to_seconds(wait)
         messages: list[pulsar.Message] = []
         try:

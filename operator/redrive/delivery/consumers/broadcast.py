@@ -20,13 +20,14 @@ from redrive.delivery.concurrency import (
     release_at_exit,
     to_seconds,
 )
-from redrive.delivery.connection import PREFETCH, SubscribeError, check_prefetch
+from redrive.delivery.connection import PREFETCH, SubscribeError
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.fetcher import Fetcher, check_open
 from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.middleware.scheduling import RateLimiter
-from redrive.delivery.parts import Crypto, SystemClock, for_consumer
+from redrive.delivery.parts import Crypto, SystemClock, check_names, for_consumer
 from redrive.delivery.reporting import (
     CONNECTION_TEXTS,
     DISCONNECT_TIMEOUT,
@@ -39,7 +40,7 @@ from redrive.delivery.reporting import (
 from redrive.delivery.run import Handler, Run, single_handler
 from redrive.messages import BYTES, id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
-from redrive.policy.values import to_limit
+from redrive.policy.values import check_count, to_limit
 
 
 class BroadcastOptions(TypedDict, total=False):
@@ -98,7 +99,8 @@ class BroadcastConsumer(Closing):
         disconnect_timeout: float | timedelta | None = DISCONNECT_TIMEOUT,
         prefetch: int = PREFETCH,
     ) -> None:
-        check_prefetch(prefetch)
+        check_count(prefetch, "prefetch")
+        check_names(name, schema)
         check_hooks(redaction, on_event)
         name = name or identity()
         self.name = name
@@ -164,7 +166,12 @@ class BroadcastConsumer(Closing):
         run.until_stopped()
 
     def hand_back(self, message: pulsar.Message) -> None:
-        """Undo its reception: `receive` hands *message* out again."""
+        """Undo its reception: `receive` hands *message* out again.
+
+        Raises:
+            InvalidSpecError: it is no message.
+        """
+        check_message(message)
         self._incoming.again(message, 0)
 
     def pause(self) -> None:

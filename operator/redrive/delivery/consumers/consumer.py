@@ -41,10 +41,9 @@ from redrive.delivery.run import (
     batch_handler,
     single_handler,
 )
-from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
-from redrive.policy.values import to_limit, to_timedelta
+from redrive.policy.values import check_count, check_instance, to_limit, to_timedelta
 from redrive.policy.verdict import FailureRules, check_request
 
 if TYPE_CHECKING:
@@ -173,9 +172,11 @@ class Receiver(PolicyConsumer):
         """Return up to *size* messages, once there are so many, or those that came within *wait*.
 
         Raises:
+            InvalidSpecError: an argument is out of bounds.
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
+        check_count(size, "size", least=0)
         processor = self._processor
         ready, monotonic = processor.ready, processor.parts.clock.monotonic
         end = monotonic() + to_seconds(wait)
@@ -445,10 +446,7 @@ class RetryConsumer(Receiver):
             ConsumerStoppedError: `close` was called before.
             SubscriptionLostError: the client was closed.
         """
-        if size < 1:
-            raise InvalidSpecError(
-                "a batch is of at least one message", got=size, remedy="give size= 1 or more"
-            )
+        check_count(size, "size")
 
         def take() -> list[pulsar.Message]:
             return [self.receive(), *self.receive_batch(size - 1, wait)]
@@ -506,6 +504,7 @@ class RetryConsumer(Receiver):
         max_rate: float | None,
         ready: Ready | None = None,
     ) -> None:
+        check_instance(rules, FailureRules, "rules")
         processor = self._processor
         check_open(closed=processor.closed)
         parts = processor.parts

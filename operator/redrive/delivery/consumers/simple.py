@@ -41,7 +41,7 @@ from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import id_text
 from redrive.policy.model import Policy
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import check_count, to_timedelta
 from redrive.policy.verdict import check_request
 
 _PREFETCH = 1
@@ -118,10 +118,7 @@ class SimpleConsumer(PolicyConsumer):
         """
         self._assembled.owner.check()
         invisible = check_invisible(invisible)
-        if max_messages < 1:
-            raise InvalidSpecError(
-                "at least one message is received", got=max_messages, remedy="ask for 1 or more"
-            )
+        check_count(max_messages, "max_messages")
         messages: list[pulsar.Message] = []
         wait = None if timeout is None else to_seconds(timeout)
         try:

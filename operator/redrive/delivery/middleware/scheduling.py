@@ -53,7 +53,8 @@ class RateLimiter(Middleware):
     """
 
     def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
-        if rate is not None and not rate > 0:  # also NaN
+        is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+        if rate is not None and not (is_number and rate > 0):  # also NaN
             raise InvalidSpecError(
                 "max_rate must be a positive number of messages per second",
                 got=rate,
