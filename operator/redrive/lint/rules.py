@@ -80,6 +80,7 @@ class LintRule(enum.Enum):
     JOB_NOT_PERMITTED = ERROR, "The connection does not permit the job template."
     REPLAY_NOT_SAFE = (ERROR,
         "The policy excludes Replays, or requires a confirmation that the Replay lacks.")
+    AUTHOR_FIELD_MISSING = ERROR, "A Replay lacks a reason or ticket that its connection requires."
     UNKNOWN_RULE = WARNING, "A comment disables a rule that does not exist."
     # fmt: on
 

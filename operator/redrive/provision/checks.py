@@ -45,11 +45,11 @@ class Checks(Generic[F]):
     """Checks of one input, in order."""
 
     def __init__(self, *checks: Callable[[F], RedriveError | None]) -> None:
-        self._checks = checks
+        self.checks = checks
 
     def violations(self, evidence: F) -> Iterator[RedriveError]:
         """Yield the error of each check that fails."""
-        return (error for check in self._checks if (error := check(evidence)) is not None)
+        return (error for check in self.checks if (error := check(evidence)) is not None)
 
     def first_violation(self, evidence: F) -> RedriveError | None:
         """Return the error of the first check that fails, or None."""

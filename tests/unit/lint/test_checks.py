@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -25,6 +27,15 @@ from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
 from redrive.lint.objects import ANNOTATIONS
 from redrive.lint.rules import Finding, LintRule
+from redrive.provision.checks import (
+    ADMISSION,
+    chained,
+    foreign_config_map,
+    prior_claim,
+    too_many_policies,
+)
+from redrive.reasons import Reason
+from redrive.replay.controller import checks as replay_checks
 from tests.support.invalid_manifests import REFUSED, VALID, bad_input, manifest, read
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +72,25 @@ def test_wrong_manifest_is_found_at_its_line(wrong: dict[str, Any]) -> None:
 def test_every_rule_has_a_wrong_manifest() -> None:
     rules = {rule for wrong in WRONG for _, rule in expected(wrong["text"])}
     assert rules == {rule.id for rule in LintRule}
+
+
+def reasons_given(function: FunctionType) -> Iterator[Reason]:
+    """Yield the reasons that *function* and the functions that it calls name."""
+    for name in function.__code__.co_names:
+        if name in Reason.__members__:
+            yield Reason[name]
+        elif isinstance(called := function.__globals__.get(name), FunctionType):
+            yield from reasons_given(called)
+
+
+def test_every_reason_of_the_operators_checks_has_a_rule() -> None:
+    others = (prior_claim, chained, too_many_policies, foreign_config_map)
+    checks: list[object] = [*others, *ADMISSION.checks, *vars(replay_checks).values()]
+    reasons = {
+        r for check in checks if isinstance(check, FunctionType) for r in reasons_given(check)
+    }
+    assert Reason.AUTHOR_FIELD_MISSING in reasons
+    assert {LintRule.of(reason.error("x", remedy="y")) for reason in reasons} <= set(LintRule)
 
 
 def test_all_that_admission_refuses_is_found_at_its_field() -> None:
