@@ -283,6 +283,22 @@ def test_rules_and_consent_of_the_page_are_valid() -> None:
     assert list(consent["metadata"]["annotations"]) == [USABLE_BY]
 
 
+def test_inspection_fields_of_a_connection_are_valid() -> None:
+    blocks = [block(RIGHTS, heading, "yaml") for heading in ("Of Inspections", "Destinations")]
+    role, destinations = (yaml.safe_load(text)["spec"]["inspection"] for text in blocks)
+    connection = manifest("BrokerConnection", inspection=role | destinations)
+    assert findings(yaml.safe_dump(connection)) == []
+    example = (ROOT / "examples/04-rocketmq/1-connection.yaml").read_text("utf-8")
+    rocketmq = yaml.safe_load(example)
+    added = yaml.safe_load(block(ROCKETMQ, "Read dead letters", "yaml"))["spec"]["rocketmq"]
+    rocketmq["spec"]["rocketmq"] |= added
+    assert findings(yaml.safe_dump(rocketmq)) == []
+
+
+def test_inspection_of_the_page_is_valid() -> None:
+    assert findings(block(READ, "With an Inspection", "yaml")) == []
+
+
 def test_disabled_rules_of_the_page_hide_findings() -> None:
     text = block(CHECK, "Disable a rule", "yaml").removeprefix("spec:\n")
     fields = textwrap.dedent(text)

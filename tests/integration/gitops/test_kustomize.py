@@ -65,6 +65,7 @@ spec:
         - {name: other, image: two}
       volumes:
         - {name: policy, configMap: {name: orders}}
+        - {name: all, projected: {sources: [{configMap: {name: orders}}]}}
 """
 KUSTOMIZATION: Mapping[str, Any] = {
     "namePrefix": "eu-",
@@ -143,7 +144,10 @@ def test_config_map_named_after_its_policy_follows_a_prefix(prefixed: Built) -> 
     policy = prefixed["RetryPolicy", "eu-orders"]["spec"]
     pod = prefixed["Deployment", "eu-consumers"]["spec"]["template"]["spec"]
     assert policy["naming"]["configMap"] == "eu-orders"
-    assert pod["volumes"] == [{"name": "policy", "configMap": {"name": "eu-orders"}}]
+    mounted = {"configMap": {"name": "eu-orders"}}
+    assert pod["volumes"] == [
+        {"name": "policy", **mounted}, {"name": "all", "projected": {"sources": [mounted]}}
+    ]  # fmt: skip
 
 
 def test_patch_of_a_deployment_keeps_its_merge_keys(prefixed: Built) -> None:

@@ -1,4 +1,4 @@
--- No action approves a Replay or moves messages.
+-- No action approves a Replay, or moves messages that no person confirms.
 local annotations = obj.metadata.annotations or {}
 local is_paused = annotations["redrive.io/paused"] == "true"
 local discards = obj.spec.deadLetter ~= nil and obj.spec.deadLetter.mode == "Discard"
