@@ -1,16 +1,25 @@
-"""Forks: consumers, producers and their client belong to the process that made them.
+"""Forks, and the end of a process by SIGTERM.
+
+Consumers, producers and their client belong to the process that made them.
 
 A forked child has copies of all objects and of the messages in the client, none of the threads, and
 shares the connections of its parent. There a call of the client hangs, and an object that goes away
 writes into a connection of the parent, whose consumer the broker closes then. So each use of an
 inherited object raises `InheritedError`, closing it does nothing, and the client's own objects,
 those of the program too, are kept until the child ends.
+
+SIGTERM stops what runs, so that the program ends in its own way. Where nothing runs it closes what
+asked for that, and then ends the process as it would have done.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import os
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -121,10 +130,95 @@ def _in_child() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
             _inherited.add(id(handle))
     _handles.clear()
+    _forget()
     for reference in list(_callbacks):
         callback = reference()
         if callback is not None:
             callback()
+
+
+_stops: list[Callable[[], None]] = []  # changed by the main thread only, which runs handlers too
+_closes: list[Callable[[], object]] = []
+
+
+@contextlib.contextmanager
+def stopping_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Call *stop* at SIGTERM, unless the program does something of its own then.
+
+    Not in other threads than the main one, where Python handles no signals.
+    """
+    if not _is_ours():
+        yield
+        return
+    # At no moment is the signal heeded with nothing to stop: that would lose it.
+    _stops.append(stop)
+    try:
+        signal.signal(signal.SIGTERM, _at_sigterm)
+        yield
+    finally:
+        if len(_stops) == 1 and not _closes and _is_ours():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if stop in _stops:  # else this is a forked child
+            _stops.remove(stop)
+
+
+def close_at_end(close: Callable[[], object]) -> None:
+    """Call *close* when the interpreter goes away, and before SIGTERM ends the process.
+
+    Not at SIGTERM if the program does something of its own then, or makes this call in another
+    thread than the main one.
+    """
+    atexit.register(close)
+    _closes.append(close)
+    heed_sigterm()
+
+
+def heed_sigterm() -> None:
+    """In the main thread, have SIGTERM make the calls that other threads gave `close_at_end`."""
+    if _closes and _is_ours():
+        signal.signal(signal.SIGTERM, _at_sigterm)
+
+
+def cancel_close_at_end(close: Callable[[], object]) -> None:
+    """Undo `close_at_end`; nothing happens if it was undone."""
+    atexit.unregister(close)
+    with contextlib.suppress(ValueError):
+        _closes.remove(close)
+    if not _closes and not _stops and _is_ours():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_ours() -> bool:
+    return threading.current_thread() is threading.main_thread() and signal.getsignal(
+        signal.SIGTERM
+    ) in {signal.SIG_DFL, _at_sigterm}
+
+
+def _at_sigterm(*_: object) -> None:
+    for stop in _stops:
+        stop()
+    if not _stops:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+        # In a thread: the main one may have a lock that a close needs.
+        with contextlib.suppress(RuntimeError):  # the interpreter is going away, and closes them
+            threading.Thread(target=_close_and_end, name="redrive-end").start()
+
+
+def _close_and_end() -> None:
+    closing = [threading.Thread(target=close, daemon=True) for close in list(_closes)]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _forget() -> None:
+    """Let SIGTERM end a forked child: its consumers belong to the parent."""
+    _stops.clear()
+    _closes.clear()
+    if signal.getsignal(signal.SIGTERM) is _at_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks

@@ -1,4 +1,4 @@
-"""The loop of `run`: workers, time-outs, results of handlers, SIGTERM.
+"""The loop of `run`: workers, time-outs, results of handlers.
 
 Each worker takes, handles and settles; the first worker is the thread that called. A watcher fails
 the messages of a handler that takes too long. The worker or the watcher, whichever is first, claims
@@ -10,18 +10,15 @@ Several calls of `run` can share the main thread, as coroutines of one loop do.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
-import os
 import re
-import signal
 import sys
 import threading
 import time
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -30,6 +27,7 @@ import pulsar
 
 from redrive.delivery.concurrency import Turnstile, ends_run
 from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.in_flight import AtWork, Call
 from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
@@ -552,49 +550,3 @@ def _not_done(answer: object) -> NotDoneError:
         got=type(answer).__name__,
         remedy="return Done() once a message is handled",
     )
-
-
-_stops: list[Callable[[], None]] = []  # changed by the main thread only, which runs handlers too
-
-
-@contextlib.contextmanager
-def stopping_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call *stop* at SIGTERM, unless the program does something of its own then.
-
-    Not in other threads than the main one, where Python handles no signals.
-    """
-    if not _is_ours():
-        yield
-        return
-    # At no moment is the signal heeded with nothing to stop: that would lose it.
-    _stops.append(stop)
-    try:
-        signal.signal(signal.SIGTERM, _stop_all)
-        yield
-    finally:
-        if len(_stops) == 1 and _is_ours():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if stop in _stops:  # else this is a forked child
-            _stops.remove(stop)
-
-
-def _is_ours() -> bool:
-    return threading.current_thread() is threading.main_thread() and signal.getsignal(
-        signal.SIGTERM
-    ) in {signal.SIG_DFL, _stop_all}
-
-
-def _forget() -> None:
-    """Let SIGTERM end a forked child: its consumers belong to the parent."""
-    _stops.clear()
-    if signal.getsignal(signal.SIGTERM) is _stop_all:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no forks
-    os.register_at_fork(after_in_child=_forget)
-
-
-def _stop_all(*_: object) -> None:
-    for stop in _stops:
-        stop()

@@ -22,6 +22,7 @@ from prometheus_client import REGISTRY
 from redrive import Attempt, BroadcastConsumer, Done, Event, Policy, prometheus
 from redrive.delivery.concurrency import SignalSafeEvent, Turnstile
 from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.reporting import Name
 from redrive.delivery.run import (
@@ -30,7 +31,6 @@ from redrive.delivery.run import (
     Run,
     batch_handler,
     single_handler,
-    stopping_at_sigterm,
 )
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName

@@ -24,7 +24,7 @@ from redrive.delivery.consumers.bridge import Bridge, CallThreads, opened, run_i
 from redrive.delivery.consumers.broadcast import BroadcastConsumer, BroadcastOptions
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, PolicyConsumer, RetryConsumer
 from redrive.delivery.consumers.simple import SimpleConsumer
-from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.forking import OwnerProcess, heed_sigterm
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.parts import BrokerConnection, Crypto
 from redrive.delivery.policy_file import PolicyFile
@@ -366,6 +366,11 @@ class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
     ) -> None:
         check_options(options, Options)
         super().__init__(functools.partial(SimpleConsumer, client, policy, **options))
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        heed_sigterm()  # in the thread that handles signals
+        return self
 
     async def receive(
         self,

@@ -26,6 +26,7 @@ import pulsar
 
 from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_seconds
 from redrive.delivery.fetcher import ConsumerStoppedError, check_open
+from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.run import (
     HandlerForm,
@@ -33,7 +34,6 @@ from redrive.delivery.run import (
     Run,
     fails_message,
     out_of_time,
-    stopping_at_sigterm,
 )
 from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_limit

@@ -31,8 +31,15 @@ from typing import Generic, TypeVar, Unpack
 import pulsar
 
 from redrive.delivery.assembly import Options, assemble, check_options
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, to_seconds
+from redrive.delivery.concurrency import (
+    CLOSE_TIMEOUT,
+    Deadline,
+    UnderWay,
+    all_within,
+    to_seconds,
+)
 from redrive.delivery.consumers.consumer import PolicyConsumer
+from redrive.delivery.forking import cancel_close_at_end, close_at_end
 from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.ack_timeouts import fail_each
 from redrive.delivery.middleware.chain import HAND_BACK, Settlement
@@ -60,9 +67,11 @@ class SimpleConsumer(PolicyConsumer):
     the retry topic, without delay, with its number of retries one higher; or to the dead-letter
     topic, when these are used up. So the count outlives every process. `close` does the same with
     messages in flight, so that each reception counts: call `hand_back` before for those that were
-    not begun. A process that is killed while messages are in flight leaves them visible at once, as
-    the same attempt; one that is killed between sending a message on and acknowledging it leaves
-    two copies. Nothing is ever lost.
+    not begun. It is called too when the interpreter goes away, and at SIGTERM, unless the program
+    does something of its own then or made the consumer in another thread than the main one. A
+    process that is killed while messages are in flight leaves them visible at once, as the same
+    attempt: *crash_log* counts those. One that is killed between sending a message on and
+    acknowledging it leaves two copies. Nothing is ever lost.
 
     Up to two messages of each partition wait in this consumer between calls of `receive`, and no
     other consumer gets them.
@@ -95,7 +104,10 @@ class SimpleConsumer(PolicyConsumer):
         self._in_flight = InFlight[pulsar.Message]()
         self._changing = threading.Lock()
         self._closed = False
+        self._ending = UnderWay()
         self._timer = self._processor.parts.timer(self._next_end, self._expire)
+        if not isinstance(client, BrokerConnection):  # in memory
+            close_at_end(self.close)
 
     def receive(
         self,
@@ -234,7 +246,9 @@ class SimpleConsumer(PolicyConsumer):
         deadline = Deadline(timeout)
         self.stop()
         all_within(deadline, [functools.partial(self._end_receptions, deadline)])
+        self._ending.wait(deadline)  # by another thread, at SIGTERM
         self._assembled.close(deadline, self._timer.close)
+        cancel_close_at_end(self.close)
 
     def _settle(self, message: pulsar.Message, settle: Callable[[pulsar.Message], None]) -> None:
         """Take *message* out of flight and *settle* it; after an error it is in flight again."""
@@ -251,13 +265,14 @@ class SimpleConsumer(PolicyConsumer):
             raise
 
     def _end_receptions(self, deadline: Deadline) -> None:
-        with self._changing:
-            messages = self._in_flight.expired(math.inf)
         error = InvisibleDurationEndedError(
             "the message was not settled before its consumer was closed",
             remedy="acknowledge each message that was received, fail it, or hand it back",
         )
-        self._fail_each(messages, error, lambda: not deadline.left())
+        with self._ending:
+            with self._changing:
+                messages = self._in_flight.expired(math.inf)
+            self._fail_each(messages, error, lambda: not deadline.left())
 
     def _next_end(self) -> float | None:
         with self._changing:

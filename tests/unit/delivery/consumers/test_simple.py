@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -179,6 +183,43 @@ class Flight(RuleBasedStateMachine):
 
 Flight.TestCase.settings = settings(stateful_step_count=40)
 TestMessagesInFlight = Flight.TestCase
+
+
+ENDS = """
+import os, signal, time
+from redrive import Policy, SimpleConsumer
+from redrive.delivery import assembly
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.connection import InMemoryConnection
+from redrive.testing.consumers import InMemorySimpleConsumer
+
+assembly.ClientConnection = InMemoryConnection
+child = os.fork()
+if child:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+broker = InMemoryBroker(policy)
+InMemorySimpleConsumer(policy, broker=broker).send(b"x")
+consumer = SimpleConsumer(broker, policy, on_event=lambda event: print(event.event, flush=True))
+consumer.receive(1, 60)
+if not child:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+def test_end_of_the_process_counts_receptions() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    counted = ["redrive.attempt_failed", "redrive.retried"]
+    assert ended.stdout.split() == [*counted, str(-signal.SIGTERM), *counted]
+    assert "Traceback" not in ended.stderr
 
 
 def test_ordered_policy_is_refused_for_simple_consumers() -> None:
