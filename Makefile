@@ -113,3 +113,4 @@ lock: ## Pin the newest dependencies that pyproject.toml allows, of images too
 	printf 'hatchling\nsetuptools\n' | $(python) -m uv pip compile - $(lock_options) \
 	  --constraint requirements.lock --output-file images/build.lock
 	printf 'zensical\n' | $(python) -m uv pip compile - $(lock_options) --output-file release/site.lock
+	printf 'moto[s3]\nflask\nflask-cors\n' | $(python) -m uv pip compile - $(lock_options) --output-file sandbox/locks/moto.lock

