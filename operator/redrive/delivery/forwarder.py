@@ -41,7 +41,14 @@ from redrive.delivery.concurrency import (
 from redrive.delivery.in_flight import topic_of
 from redrive.delivery.middleware.chain import Failure, Hop
 from redrive.delivery.parts import Crypto, Outgoing, for_producer
-from redrive.delivery.sender import BYTES_PER_SECOND, PartitionSender, open_producer
+from redrive.delivery.sender import (
+    BYTES_PER_SECOND,
+    CHECK_POLICY,
+    IDLE_SECONDS,
+    PartitionSender,
+    open_producer,
+    remedy_of,
+)
 from redrive.messages import (
     BYTES,
     UNDECRYPTABLE,
@@ -173,9 +180,6 @@ _PARTITIONS_SECONDS = 60.0
 """Age at which the partitions of a topic are read again: they may have grown."""
 _MAX_IDLE = 128
 """Idle senders whose producers stay open."""
-_IDLE_SECONDS = 60.0
-"""Time after which an idle producer is closed: others of a topic with a limit of producers need its
-place."""
 _MAX_IN_DOUBT = 4_096
 """Messages without a receipt whose senders are kept: more than ever wait in a consumer."""
 
@@ -339,7 +343,7 @@ class Producers:
             self._partitions.pop(to.topic, None)  # they may be others by now
             if self._closed:
                 raise _closed(to.topic) from error
-            remedy = _REMEDIES.get(type(error), _CHECK_POLICY)
+            remedy = remedy_of(error, CHECK_POLICY)
             raise _not_sent(to.topic, str(error) or type(error).__name__, remedy) from error
         finally:
             self._put_back(route, copied)
@@ -419,13 +423,13 @@ class Producers:
         """Return when to look for idle senders next: one that begins to be idle wakes no thread."""
         with self._changing:
             _, since = next(iter(self._idle.values()), (None, time.monotonic()))
-        return since + _IDLE_SECONDS
+        return since + IDLE_SECONDS
 
     def _close_idle(self) -> None:
         while True:
             with self._changing:
                 _, since = next(iter(self._idle.values()), (None, time.monotonic()))
-                if since + _IDLE_SECONDS > time.monotonic():
+                if since + IDLE_SECONDS > time.monotonic():
                     return
                 sender = self._longest_idle()
             self._discard(sender)
@@ -492,19 +496,7 @@ def _closed(topic: TopicName) -> NotSentError:
     return _not_sent(topic, "a consumer that is closed")
 
 
-_CHECK_POLICY = (
-    "check that the RetryPolicy is Ready and lists this consumer's role, and that the broker "
-    "answers"
-)
-_REMEDIES: Mapping[type[Exception], str] = {
-    pulsar.ProducerBusy: "set maxProducersPerTopic of the topic's namespace and of the broker to "
-    "at least the number of consumers; idle ones free their place within two minutes",
-    pulsar.TopicTerminated: "the topic was terminated: process its messages, then delete it; the "
-    "operator creates it again, and consumers resume",
-}
-
-
-def _not_sent(topic: TopicName, got: str, remedy: str = _CHECK_POLICY) -> NotSentError:
+def _not_sent(topic: TopicName, got: str, remedy: str = CHECK_POLICY) -> NotSentError:
     return NotSentError(f"no receipt came for a message sent to {topic}", got=got, remedy=remedy)
 
 

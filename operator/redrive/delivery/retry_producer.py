@@ -26,7 +26,7 @@ from redrive.delivery.concurrency import (
 )
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.parts import Crypto, check_names, for_producer
-from redrive.delivery.sender import REMEDY, Opening, SendSlot
+from redrive.delivery.sender import REMEDY, Opening, SendSlot, remedy_of
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import BYTES, NotSentError, WriterSchema
 from redrive.policy.values import check_count, check_instance, to_limit, to_timedelta
@@ -120,7 +120,9 @@ class RetryProducer(Closing):
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException as error:
             raise NotSentError(
-                f"no producer could be made for {topic}", got=str(error), remedy=REMEDY
+                f"no producer could be made for {topic}",
+                got=str(error),
+                remedy=remedy_of(error, REMEDY),
             ) from error
 
     def send(  # noqa: PLR0913 - parts of a message

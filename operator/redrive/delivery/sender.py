@@ -57,6 +57,27 @@ from redrive.delivery.concurrency import OPEN_SECONDS, SendWatchdog, in_backgrou
 from redrive.messages import NotSentError, TooBigError
 
 REMEDY = "check that the broker answers, and that this role may produce there"
+CHECK_POLICY = (
+    "check that the RetryPolicy is Ready and lists this consumer's role, and that the broker "
+    "answers"
+)
+_REMEDIES: Mapping[type[Exception], str] = {
+    pulsar.ProducerBusy: "set maxProducersPerTopic of the topic, its namespace and the broker to "
+    "at least the number of processes that send there; consumers leave their place two minutes "
+    "after the last send",
+    pulsar.TopicTerminated: "the topic was terminated: process its messages, then delete it; the "
+    "operator creates topics of a RetryPolicy again, and consumers resume",
+}
+
+
+def remedy_of(error: Exception, other: str) -> str:
+    """Return what to do about *error*, with which a client answered a send; *other* by default."""
+    return _REMEDIES.get(type(error), other)
+
+
+IDLE_SECONDS = 60.0
+"""Time after which an idle producer of a consumer is closed: others of a topic with a limit of
+producers need its place."""
 
 BYTES_PER_SECOND = 2**20
 """The slowest transfer that a send is given time for, on top of its time-out."""
@@ -352,6 +373,7 @@ class SendSlot:
         sender.begin()
         timeout = opening.timeout / _SECOND + len(content or b"") / BYTES_PER_SECOND
         failures: list[str] = []
+        remedy = REMEDY
         for number in range(1, opening.sends + 1):
             try:
                 return sender.send(content, fields, timeout)
@@ -364,6 +386,7 @@ class SendSlot:
                 ) from error
             except pulsar.exceptions.PulsarException as error:
                 failures.append(str(error) or type(error).__name__)
+                remedy = remedy_of(error, REMEDY)
             if opening.ending.is_set():
                 break
             if number < opening.sends:
@@ -372,7 +395,7 @@ class SendSlot:
         raise NotSentError(
             f"a message was sent to {topic} {len(failures)} times, without a receipt",
             got=", ".join(failures),
-            remedy=f"{REMEDY}; whether it is stored is not known, so sending it again may store "
+            remedy=f"{remedy}; whether it is stored is not known, so sending it again may store "
             "it twice",
         )
 

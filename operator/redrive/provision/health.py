@@ -264,7 +264,9 @@ class Health:
     async def _refusing(self, asked: Request, admin: Admin, reader: Reader) -> tuple[str, ...]:
         """Return why topics of the policy refuse messages or producers; empty if not read."""
         policy = asked.policy
-        own = policy.retry_topic, *((policy.dead_letter_topic,) if policy.dead_letters else ())
+        own = [policy.retry_topic]
+        own += [policy.dead_letter_topic] if policy.dead_letters else []
+        own += [policy.sequences_topic] if policy.sequenced else []
 
         async def read() -> tuple[str, ...]:
             around = await admin.namespace(policy.topic.namespace_name, max_age=SETTINGS_SECONDS)

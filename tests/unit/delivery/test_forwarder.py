@@ -15,12 +15,13 @@ from typing import cast
 import pulsar
 import pytest
 
-from redrive import CrashLog, Event, Policy, PolicyFile
+from redrive import CrashLog, Event, Policy, PolicyFile, RetryProducer
 from redrive.delivery import forwarder as module
 from redrive.delivery import processor
 from redrive.delivery.concurrency import Deadline
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.middleware.poison_guard import CrashLogFile
+from redrive.delivery.middleware.sequencing import SequenceTopic
 from redrive.delivery.reporting import Name
 from redrive.messages import NotSentError, id_text
 from redrive.policy import codec
@@ -143,7 +144,7 @@ def test_key_selects_the_partition_that_java_selects(count: int) -> None:
 
 
 def test_producer_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
     topics = scripted([])
     producers = Producers(topics.as_pulsar(), name="c")
     send(producers, 1)
@@ -167,10 +168,16 @@ def test_refused_producer_has_the_remedy_of_its_cause(
         def create_producer(self, *_: object, **__: object) -> FakeProducer:
             raise refusal
 
-    producers = Producers(Refusing(lambda: Fate.STORED).as_pulsar(), name="c")
+    client = Refusing(lambda: Fate.STORED).as_pulsar()
+    producers, records = Producers(client, name="c"), SequenceTopic(client, OTHER)
     with pytest.raises(NotSentError, match=remedy):
         send(producers)
+    with pytest.raises(NotSentError, match=remedy):
+        records.write("k", b"")
+    with pytest.raises(NotSentError, match=remedy):
+        RetryProducer(client, str(TOPIC))
     producers.close(Deadline(10))
+    records.close(Deadline(10))
 
 
 def test_idle_producers_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

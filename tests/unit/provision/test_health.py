@@ -339,13 +339,22 @@ async def test_failed_policy_keeps_its_series_until_deletion(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_refused_sends_are_warned_about_until_they_end(cluster: Cluster) -> None:
+async def test_refused_sends_are_warned_about_until_they_end(
+    cluster: Cluster, policy: MakeBody
+) -> None:
     enqueued: list[Key] = []
+    sequenced = policy(
+        subscriptionType="KeyShared", ordering="PerKey", deadLetter={"sequenced": True}
+    )
+    cluster.change(sequenced | {"status": {"conditions": [READY]}})
     health = Health(cluster.ctx, enqueued.append)
     cluster.terminates = True
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
     cluster.terminates = False
     assert await reasons_shown(health, cluster, enqueued) == []
+    assert set(cluster.state_reads) == {
+        f"orders-fulfilment-{end}" for end in ("RETRY", "DLQ", "DLQ-SEQUENCES")
+    }
     cluster.state_reads.clear()
     cluster.senders = 2
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]

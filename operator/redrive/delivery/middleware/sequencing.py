@@ -24,6 +24,7 @@ from redrive.delivery.concurrency import (
     OPEN_SECONDS,
     Deadline,
     SendWatchdog,
+    Timer,
     all_within,
     identity,
     within,
@@ -39,7 +40,13 @@ from redrive.delivery.middleware.chain import (
     receive_accepted,
 )
 from redrive.delivery.parts import Parts, SequenceLog
-from redrive.delivery.sender import PartitionSender, open_producer
+from redrive.delivery.sender import (
+    CHECK_POLICY,
+    IDLE_SECONDS,
+    PartitionSender,
+    open_producer,
+    remedy_of,
+)
 from redrive.messages import NotSentError, id_text, read_properties, sequence_key
 from redrive.policy import envelope
 from redrive.policy.model import Policy
@@ -221,6 +228,8 @@ class SequenceTopic:
         self._reader: pulsar.Reader | None = None
         self._watchdog = SendWatchdog()
         self._sender = PartitionSender(self._make_producer, identity(), self._watchdog)
+        self._written = 0.0
+        self._timer: Timer | None = None  # closes the idle producer
         self._followed = 0.0
         self._asked = 0
         self._refused: NotSentError | None = None
@@ -275,12 +284,23 @@ class SequenceTopic:
                 fields = {"partition_key": name, "disable_replication": True}
                 self._sender.begin()
                 self._sender.send(content, fields, _SEND_SECONDS)
+            self._written = time.monotonic()
+            if self._timer is None:
+                with contextlib.suppress(RuntimeError):  # the interpreter is going away
+                    self._timer = Timer(lambda: self._written + IDLE_SECONDS, self._close_idle)
             self.read()
+
+    def _close_idle(self) -> None:
+        with self._changing:
+            if self._written + IDLE_SECONDS <= time.monotonic():
+                self._sender.close()
+                self._written = time.monotonic()
 
     def close(self, deadline: Deadline) -> None:
         """Close the reader and the producer."""
         readers = [] if self._reader is None else [functools.partial(_leave, self._reader)]
-        all_within(deadline, [*readers, self._sender.end, self._watchdog.close])
+        timers = [self._watchdog.close, *([self._timer.close] if self._timer else [])]
+        all_within(deadline, [*readers, self._sender.end, *timers])
 
     def _make_producer(self, name: str) -> pulsar.Producer:
         # Otherwise the client does not mark a message as empty, and compaction keeps it.
@@ -295,8 +315,7 @@ class SequenceTopic:
             raise NotSentError(
                 f"the topic {self._topic}, which records dead letters by key, does not answer",
                 got=str(error) or type(error).__name__,
-                remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
-                "and that the broker answers",
+                remedy=remedy_of(error, CHECK_POLICY),
             ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pulsar
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive import Policy
+from redrive.delivery.concurrency import Deadline
 from redrive.delivery.middleware import sequencing
 from redrive.delivery.middleware.sequencing import SequenceTopic
 from redrive.messages import NotSentError
@@ -21,6 +23,8 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Entry, Sequences, record_name
 from redrive.testing.consumers import InMemoryConsumer
+from tests.support.fake_topics import FakeTopics
+from tests.support.waiting import wait_until
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=0, ordered=True, sequenced=True,
@@ -138,6 +142,22 @@ def test_waiting_threads_share_one_read(
         thread.join(LONG)
     assert answers == [None if error is None else NotSentError] * (THREADS + 1)
     assert reader.reads < THREADS  # two, unless a thread begins late
+
+
+def test_producer_of_records_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Topics(FakeTopics):
+        def create_reader(self, *_args: object, **_options: object) -> object:
+            return SimpleNamespace(has_message_available=lambda: False, close=lambda: None)
+
+    monkeypatch.setattr(sequencing, "IDLE_SECONDS", 0.2)
+    topics = Topics()
+    records = SequenceTopic(topics.as_pulsar(), TopicName("shop", "prod", "records"))
+    records.write("a", b"1")
+    wait_until(topics.producers[0].closed.is_set)
+    records.write("a", b"2")
+    assert topics.contents == [b"1", b"2"]
+    assert len(topics.producers) == 2
+    records.close(Deadline(10))
 
 
 KEYS = st.sampled_from("ab")
