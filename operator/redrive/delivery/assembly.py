@@ -164,7 +164,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     name = name or identity()
     watched_after = to_seconds(disconnect_timeout)
     subscribing = Subscribing(
-        name, _nack_delay(nack_delay), prefetch, schema, crypto, max_in_flight_bytes
+        name, _nack_delay(nack_delay), prefetch, schema, crypto, max_in_flight_bytes, crash_log
     )
     attempts = Attempts(in_force_now, connection.clock)
     decisions = Decisions(in_force_now, attempts, connection.clock, name, redaction)

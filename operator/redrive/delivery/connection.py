@@ -44,6 +44,7 @@ from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.parts import (
     BrokerConnection,
+    CrashLog,
     Parts,
     SequenceLog,
     Subscribing,
@@ -91,17 +92,28 @@ class ClientConnection(BrokerConnection):
             OutageProducer(self.client, policy),
             subscribing.nack_delay.total_seconds(),
             subscribing.max_in_flight_bytes,
-            self._sequence_log(policy),
+            self._sequence_log(policy, subscribing.crash_log),
             subscribed.behind,
         )
 
-    def _sequence_log(self, policy: Policy) -> SequenceLog | None:
+    def _sequence_log(self, policy: Policy, crash_log: CrashLog | None) -> SequenceLog | None:
         if not policy.sequenced:
             return None
         # Imported late: it takes long, and few policies need it.
         from redrive.delivery.middleware.sequencing import SequenceTopic  # noqa: PLC0415
 
-        return SequenceTopic(self.client, policy.sequences_topic)
+        open_reader = None
+        if crash_log is not None and (crash_log.token or crash_log.certificate):
+            try:
+                from redrive.delivery.inspection import open_record_reader  # noqa: PLC0415
+            except ImportError as error:
+                _log.warning(
+                    "a malformed record of dead letters by key would end this process; got %s; "
+                    "pip install 'redrive[crash-log]'", error,
+                )  # fmt: skip
+            else:
+                open_reader = functools.partial(open_record_reader, self.client, crash_log)
+        return SequenceTopic(self.client, policy.sequences_topic, open_reader)
 
 
 _CONSUMER_TYPES = {

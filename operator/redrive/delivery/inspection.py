@@ -31,7 +31,7 @@ from typing import cast
 import pulsar
 
 from redrive.auth.method import ShownCredentials
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, identity
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.delivery.parts import Clock, CrashLog, Subscribing
@@ -52,8 +52,15 @@ from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import DeadReason
 from redrive.reading import frames
-from redrive.reading.entries import ChunksRead, MissingChunkError, entry_place, read_place
+from redrive.reading.entries import (
+    ChunksRead,
+    EntryReader,
+    MissingChunkError,
+    entry_place,
+    read_place,
+)
 from redrive.reading.frames import Command
+from redrive.reading.positions import NOWHERE
 from redrive.reading.session import ProtocolConnection, ProtocolError, Session, refusal
 from redrive.reading.stored import (
     MalformedEntryError,
@@ -181,6 +188,19 @@ def access(client: pulsar.Client, crash_log: CrashLog) -> tuple[str, ShownCreden
         method = "token"
     show = token if callable(token) else functools.partial(str, token or "")
     return service.service_url, ShownCredentials(method, show, tls)
+
+
+def open_record_reader(client: pulsar.Client, crash_log: CrashLog, topic: TopicName) -> EntryReader:
+    """Open a reader of compacted records, which skips entries that the client cannot decode.
+
+    Raises:
+        pulsar.PulsarException: the broker refuses, or is unreachable.
+        OSError: see `access`.
+    """
+    return EntryReader(
+        lambda: Session[None](*access(client, crash_log)),
+        str(topic), -1, NOWHERE, name=identity(), ahead=_PERMITS, compacted=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

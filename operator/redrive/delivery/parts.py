@@ -290,6 +290,7 @@ class Subscribing:
         schema: decodes the messages; the broker refuses an incompatible one.
         crypto: decrypts them, and encrypts their copies.
         max_in_flight_bytes: see `Parts`.
+        crash_log: its credentials read records without the client.
     """
 
     name: str
@@ -298,6 +299,7 @@ class Subscribing:
     schema: pulsar.schema.Schema = BYTES
     crypto: Crypto | None = None
     max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES
+    crash_log: CrashLog | None = None
 
     def __post_init__(self) -> None:
         """Check the options, for a broker in memory too.
@@ -418,7 +420,8 @@ class CrashLog:
     malformed ones with all their bytes (`MalformedEntry`), and acknowledges each after its dead
     letter is stored. The inspection needs the packages of `redrive[crash-log]`, and *token* or
     *certificate*, because the client does not reveal its own. Address and trusted authorities are
-    those of the client. If the inspection fails, an error is logged and the consumer starts.
+    those of the client. If the inspection fails, an error is logged and the consumer starts. The
+    records of a policy with `deadLetter.sequenced` are read with the same credentials.
 
     Attributes:
         directory: folder of the notes; it must outlive the process, like an `emptyDir` of a pod.

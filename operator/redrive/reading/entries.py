@@ -115,16 +115,32 @@ class EntryReader:
         """
         deadline = time.monotonic() + timeout_millis / 1_000
         while not self._messages:
-            try:
-                if not self._incoming:
-                    self._receive(max(0.0, deadline - time.monotonic()))
-                if self._incoming:
-                    self._take(self._incoming.popleft())
-                elif time.monotonic() >= deadline:
-                    raise pulsar.Timeout("no message arrived in time")
-            except ProtocolError as error:
-                self._open_again(error, deadline)
+            self._advance(deadline)
         return self._messages.popleft()
+
+    def next_stored(self, timeout_millis: int) -> ReadMessage | None:
+        """Return the next message; None after the last entry, even if that one is skipped.
+
+        Raises:
+            pulsar.Timeout: an entry did not arrive in time.
+            pulsar.PulsarException: the broker is unreachable.
+        """
+        deadline = time.monotonic() + timeout_millis / 1_000
+        while not self._messages and self.has_message_available():
+            self._advance(deadline)
+        return self._messages.popleft() if self._messages else None
+
+    def _advance(self, deadline: float) -> None:
+        """Receive entries, or decode the first received one."""
+        try:
+            if not self._incoming:
+                self._receive(max(0.0, deadline - time.monotonic()))
+            if self._incoming:
+                self._take(self._incoming.popleft())
+            elif time.monotonic() >= deadline:
+                raise pulsar.Timeout("no message arrived in time")
+        except ProtocolError as error:
+            self._open_again(error, deadline)
 
     def has_message_available(self) -> bool:
         """Return True if the topic has an entry that the broker has not sent yet.

@@ -228,8 +228,7 @@ class Lease:
     def _read(self) -> None:
         if self._reader is None:
             self._reader = _open_reader(self._client, self._topic, self._position)
-        while self._reader.has_message_available():
-            message = self._reader.read_next(READ_MILLISECONDS)
+        while (message := self._reader.next_stored(READ_MILLISECONDS)) is not None:
             self._position = _entry(message)
             record = _verified(self._key, message)
             if record is None or record.number <= self._number:
@@ -331,8 +330,7 @@ def _read(
         closing(_open_reader(client, topic, NOWHERE)) as reader,
     ):
         while True:
-            if reader.has_message_available():
-                message = reader.read_next(READ_MILLISECONDS)
+            if (message := reader.next_stored(READ_MILLISECONDS)) is not None:
                 reading.add(message)
                 if end is not None and _entry(message) >= end:
                     break

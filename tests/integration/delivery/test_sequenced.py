@@ -6,18 +6,22 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from redrive import CrashLog
 from redrive.delivery.middleware import sequencing
 from redrive.delivery.middleware.sequencing import SequenceTopic
 from redrive.messages import NotSentError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.sequences import Entry, record_name
+from redrive.reading.positions import encode_nested
 from tests.support import compaction
 from tests.support.messages import handle_until_quiet
 from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.raw_entries import HARMFUL, RawEntry, store
 from tests.support.user_programs import StartProgram, start_program
 
 __all__ = ["start_program"]
@@ -48,9 +52,11 @@ def sequenced(provision_policy: ProvisionPolicy) -> ProvisionedPolicy:
     return made
 
 
-def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
+def handled(
+    provisioned: ProvisionedPolicy, *bad: bytes, crash_log: CrashLog | None = None
+) -> list[bytes]:
     """Handle all messages, of which *bad* ones fail; return the contents of the others."""
-    with provisioned.consumer() as consumer:
+    with provisioned.consumer(crash_log=crash_log) as consumer:
         contents = handle_until_quiet(consumer, bad, quiet=QUIET, unsettled=provisioned.unsettled)
     assert provisioned.unsettled() == 0
     return contents
@@ -179,3 +185,29 @@ def test_removal_compacted_away_meanwhile_is_noticed(
     monkeypatch.setattr(sequencing, "STALE_SECONDS", 0.0)
     idle.read()
     assert len(idle.sequences) == 1
+
+
+KEY_IS_NO_TEXT = RawEntry(encode_nested(6, b"\xff"), b"[1, 0]")
+UNDECODABLE = HARMFUL["zlib that is none"]
+
+
+def test_records_that_cannot_be_read_stop_no_message(
+    sequenced: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencing, "_READ_MILLISECONDS", 500)
+    sequenced.send(b"a1", b"a2", partition_key="a")
+    assert handled(sequenced, b"a1") == []
+    topic = sequenced.policy.sequences_topic
+    store(sequenced.broker, topic, [KEY_IS_NO_TEXT, UNDECODABLE])
+    sequenced.send(b"b1", partition_key="b")
+    assert handled(sequenced) == [b"b1"]
+    assert recorded(sequenced) == 2
+
+
+def test_crash_log_has_malformed_records_skipped(
+    sequenced: ProvisionedPolicy, tmp_path: Path
+) -> None:
+    store(sequenced.broker, sequenced.policy.sequences_topic, [KEY_IS_NO_TEXT, *HARMFUL.values()])
+    sequenced.send(b"a1", partition_key="a")
+    token = sequenced.broker.token(sequenced.role)
+    assert handled(sequenced, crash_log=CrashLog(tmp_path, token=token)) == [b"a1"]

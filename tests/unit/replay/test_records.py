@@ -423,10 +423,9 @@ class LedgerReader:
         self._topic = topic
         self._next = start
 
-    def has_message_available(self) -> bool:
-        return self._next < len(self._topic.stored)
-
-    def read_next(self, _milliseconds: int) -> LedgerRecord:
+    def next_stored(self, _milliseconds: int) -> LedgerRecord | None:
+        if self._next == len(self._topic.stored):
+            return None
         self._next += 1
         return self._topic.stored[self._next - 1]
 

@@ -7,6 +7,12 @@ For policies with `deadLetter.sequenced`, messages of a key with a dead letter f
 Every consumer reads the records before it handles a message with a key. After a crash between the
 record and the send, the message is sent again, unhandled. A crash after the send duplicates the
 dead letter.
+
+Any role that consumes the topics of the policy may write to the topic of the records. An invalid
+record is ignored. The client drops an entry that it cannot decode, and its reader never reaches the
+end of a topic that ends with one. So the consumer writes a marker behind it. A malformed entry ends
+the client's process. A consumer whose crash log has credentials reads the records without the
+client.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pulsar
 
@@ -47,12 +54,15 @@ from redrive.delivery.sender import (
     open_producer,
     remedy_of,
 )
-from redrive.messages import NotSentError, id_text, read_properties, sequence_key
+from redrive.messages import NotSentError, id_text, partition_key, read_properties, sequence_key
 from redrive.policy import envelope
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import MAX_ENTRIES, Entry, Sequences, record_name
 from redrive.policy.verdict import Discard, Done
+
+if TYPE_CHECKING:
+    from redrive.reading.entries import EntryReader
 
 AGAIN_AFTER_SECONDS = 5.0
 """Delay of a message while the records of its key cannot be read."""
@@ -210,22 +220,66 @@ def _replays(message: pulsar.Message) -> int:
 
 _SEND_SECONDS = 10.0
 _READ_MILLISECONDS = 10_000
+_MARKER = "end"
+"""Key of the record behind an entry that the client cannot decode; no name of a dead letter."""
 STALE_SECONDS = 60.0
 """Age of the records after which all are read again: compaction may have deleted the removal of a
 record."""
+
+
+class ClientReader:
+    """Reads the records with the client.
+
+    Args:
+        mark: writes a record with `_MARKER`.
+    """
+
+    def __init__(self, client: pulsar.Client, topic: TopicName, mark: Callable[[], None]) -> None:
+        first = pulsar.MessageId.earliest
+        self._topic, self._mark = topic, mark
+        self._reader = client.create_reader(str(topic), first, is_read_compacted=True)
+
+    def next_stored(self, timeout_millis: int) -> pulsar.Message | None:
+        """Return the next record; None after the last one."""
+        if not self._reader.has_message_available():
+            return None
+        try:
+            return self._reader.read_next(timeout_millis)
+        except pulsar.Timeout:
+            _log.warning(
+                "the topic %s, which records dead letters by key, seems to end with an entry that "
+                "cannot be decoded; a record is written behind it",
+                self._topic,
+            )
+            self._mark()
+            return self._reader.read_next(timeout_millis)
+
+    def close(self) -> None:
+        """Close the reader."""
+        with contextlib.suppress(pulsar.PulsarException):
+            self._reader.close()
 
 
 class SequenceTopic:
     """Reads and writes the records in *topic*; opened at the first use, and again after a failure.
 
     May be used by several threads.
+
+    Args:
+        open_reader: opens a reader that does without the client; None to read with the client.
     """
 
-    def __init__(self, client: pulsar.Client, topic: TopicName) -> None:
+    def __init__(
+        self,
+        client: pulsar.Client,
+        topic: TopicName,
+        open_reader: Callable[[TopicName], EntryReader] | None = None,
+    ) -> None:
         self.sequences = Sequences()
         self._client = client
         self._topic = topic
-        self._reader: pulsar.Reader | None = None
+        self._open_reader = open_reader or self._open_client_reader
+        self._reader: ClientReader | EntryReader | None = None
         self._watchdog = SendWatchdog()
         self._sender = PartitionSender(self._make_producer, identity(), self._watchdog)
         self._written = 0.0
@@ -251,44 +305,58 @@ class SequenceTopic:
                 raise self._refused
 
     def _follow(self) -> None:
-        reader, sequences = self._reader, self.sequences
         now = time.monotonic()
-        if reader is None or now - self._followed > STALE_SECONDS:
+        if self._reader is not None and now - self._followed <= STALE_SECONDS:
+            try:
+                self._apply(self._reader, self.sequences)
+            except pulsar.Timeout:
+                self._forget()
+                raise
+            except pulsar.PulsarException:  # such as of a connection that was idle
+                self._forget()
+        else:
             self._forget()
-            reader = within(OPEN_SECONDS, self._read_from_the_first, late=_leave)
+        if self._reader is None:
+            open_reader = functools.partial(self._open_reader, self._topic)
+            reader = within(OPEN_SECONDS, open_reader, late=_close)
             sequences = Sequences()
-        self._reader = reader
-        try:
-            while reader.has_message_available():
-                record = reader.read_next(_READ_MILLISECONDS)
-                sequences.apply(record.partition_key(), record.data())
-        except pulsar.PulsarException:
-            self._forget()
-            raise
-        self.sequences, self._followed = sequences, now
+            try:
+                self._apply(reader, sequences)
+            except BaseException:
+                reader.close()
+                raise
+            self._reader, self.sequences = reader, sequences
+        self._followed = now
 
-    def _read_from_the_first(self) -> pulsar.Reader:
-        first = pulsar.MessageId.earliest
-        return self._client.create_reader(str(self._topic), first, is_read_compacted=True)
+    @staticmethod
+    def _apply(reader: ClientReader | EntryReader, sequences: Sequences) -> None:
+        while (record := reader.next_stored(_READ_MILLISECONDS)) is not None:
+            sequences.apply(partition_key(record), record.data())
+
+    def _open_client_reader(self, topic: TopicName) -> ClientReader:
+        return ClientReader(self._client, topic, functools.partial(self._send, _MARKER, b"end"))
 
     def _forget(self) -> None:
         if self._reader is not None:
-            _leave(self._reader)
+            self._reader.close()
         self._reader = None
 
     def write(self, name: str, content: bytes) -> None:
         """Store a record, and read all records up to it."""
         with self._changing:
             with self._answered():
-                # Records are for the consumers of this cluster; others have their own.
-                fields = {"partition_key": name, "disable_replication": True}
-                self._sender.begin()
-                self._sender.send(content, fields, _SEND_SECONDS)
-            self._written = time.monotonic()
-            if self._timer is None:
-                with contextlib.suppress(RuntimeError):  # the interpreter is going away
-                    self._timer = Timer(lambda: self._written + IDLE_SECONDS, self._close_idle)
+                self._send(name, content)
             self.read()
+
+    def _send(self, name: str, content: bytes) -> None:
+        # Records are for the consumers of this cluster; others have their own.
+        fields = {"partition_key": name, "disable_replication": True}
+        self._sender.begin()
+        self._sender.send(content, fields, _SEND_SECONDS)
+        self._written = time.monotonic()
+        if self._timer is None:
+            with contextlib.suppress(RuntimeError):  # the interpreter is going away
+                self._timer = Timer(lambda: self._written + IDLE_SECONDS, self._close_idle)
 
     def _close_idle(self) -> None:
         with self._changing:
@@ -298,7 +366,7 @@ class SequenceTopic:
 
     def close(self, deadline: Deadline) -> None:
         """Close the reader and the producer."""
-        readers = [] if self._reader is None else [functools.partial(_leave, self._reader)]
+        readers = [] if self._reader is None else [self._reader.close]
         timers = [self._watchdog.close, *([self._timer.close] if self._timer else [])]
         all_within(deadline, [*readers, self._sender.end, *timers])
 
@@ -311,7 +379,7 @@ class SequenceTopic:
     def _answered(self) -> Iterator[None]:
         try:
             yield
-        except (pulsar.PulsarException, TimeoutError) as error:
+        except (pulsar.PulsarException, OSError) as error:
             raise NotSentError(
                 f"the topic {self._topic}, which records dead letters by key, does not answer",
                 got=str(error) or type(error).__name__,
@@ -319,6 +387,5 @@ class SequenceTopic:
             ) from error
 
 
-def _leave(reader: pulsar.Reader) -> None:
-    with contextlib.suppress(pulsar.PulsarException):
-        reader.close()
+def _close(reader: ClientReader | EntryReader) -> None:
+    reader.close()
