@@ -104,8 +104,16 @@ def schema_version(message: pulsar.Message) -> int | None:
 
 
 def size(message: pulsar.Message) -> int:
-    """Return the size of the payload of *message* in bytes, without copying it."""
-    return int(message._message.length())  # noqa: SLF001 - not available elsewhere
+    """Return the bytes of payload, properties and keys of *message*; the payload is not copied."""
+    properties: Mapping[str, str] | Mapping[bytes, bytes] | None = read_properties(message)
+    if properties is None:
+        properties = raw_properties(message)
+    texts = (*properties, *properties.values(), partition_key(message), ordering_key(message))
+    return sum(map(_bytes_of, texts), int(message._message.length()))  # noqa: SLF001 - not available elsewhere
+
+
+def _bytes_of(text: str | bytes) -> int:
+    return len(text if isinstance(text, bytes) or text.isascii() else text.encode())
 
 
 def id_text(message_id: pulsar.MessageId) -> str:

@@ -31,6 +31,7 @@ from redrive.messages import (
     read_properties,
     schema_version,
     sequence_key,
+    size,
 )
 from redrive.opentelemetry import Tracing
 from redrive.policy.envelope import ENCODED, PAYLOAD_PREFIX
@@ -217,6 +218,7 @@ def test_other_threads_decode_strictly_while_properties_are_read() -> None:
     )
     assert raw_properties(cast("pulsar.Message", message)) == {b"tenant": NO_TEXT}
     assert refused == [True]
+    assert size(cast("pulsar.Message", message)) == len(b"tenant" + NO_TEXT)
     with pytest.raises(UnicodeDecodeError):
         NO_TEXT.decode()
 

@@ -46,6 +46,7 @@ from redrive.policy.verdict import (
     cause_of,
     end,
     is_a,
+    members_of,
 )
 
 MAX_COUNTED = 10_000
@@ -331,6 +332,22 @@ def _ends_now(policy: Policy, attempt: Attempt) -> bool:
 
 def _end(message: pulsar.Message, failure: Failure, reason: DeadReason, failed: int) -> Settlement:
     return _settlement(message, failure, lambda policy: end(policy, reason, failed))
+
+
+def drop_tracebacks(error: BaseException | None) -> None:
+    """Drop the tracebacks of *error*, its members, causes and contexts.
+
+    They keep the local variables of the handler alive, such as the decoded message.
+    """
+    attributes = vars(BaseException)  # an exception of the program may hide its own
+    behind, dropped = [error], set[int]()
+    while behind:
+        error = behind.pop()
+        if error is not None and id(error) not in dropped:
+            dropped.add(id(error))
+            attributes["__traceback__"].__set__(error, None)
+            context: BaseException | None = attributes["__context__"].__get__(error)
+            behind += [cause_of(error), context, *(members_of(error) or ())]
 
 
 _luck = random.random  # spreads load, keeps no secret

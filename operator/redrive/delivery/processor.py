@@ -37,7 +37,7 @@ import pulsar
 
 from redrive.delivery.arrivals import Burst
 from redrive.delivery.concurrency import Deadline, UnderWay, all_within, ends_thread
-from redrive.delivery.decisions import Decisions
+from redrive.delivery.decisions import Decisions, drop_tracebacks
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.forwarder import destination, forward, hop_of
 from redrive.delivery.in_flight import (
@@ -221,6 +221,7 @@ class Processor:
                 self.decisions.attempts.remember(message, failure)
                 self.parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
             else:
+                drop_tracebacks(failure.error)
                 self._unsent.keep(settlement._replace(failure=failure._replace(raised=False)))
 
     def _carry_out(self, settlement: Settlement) -> pulsar.MessageId | None:

@@ -351,7 +351,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 def parts(error: BaseException) -> Sequence[BaseException]:
     """Return the exceptions of a group, including nested groups; else *error* itself."""
-    members = _members(error)
+    members = members_of(error)
     return (error,) if members is None else [p for member in members for p in parts(member)]
 
 
@@ -363,7 +363,7 @@ def is_a(error: object, kinds: type[_Error] | tuple[type[_Error], ...]) -> TypeG
     return issubclass(type(error), kinds)
 
 
-def _members(error: BaseException) -> Sequence[BaseException] | None:
+def members_of(error: BaseException) -> Sequence[BaseException] | None:
     """Return the exceptions of a group, which may hide them; None if *error* is no group."""
     if not is_a(error, BaseExceptionGroup):
         return None
@@ -383,7 +383,7 @@ def _named(
     own = _own(error, rules)
     if own is not None:
         return (own,)
-    if (members := _members(error)) is not None:
+    if (members := members_of(error)) is not None:
         return tuple(rule for part in members for rule in nearest(part, rules))
     cause = cause_of(error)
     return () if cause is None or not causes else _named(cause, rules, causes - 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -396,6 +398,24 @@ def test_too_many_unsent_hops_stop_new_messages(monkeypatch: pytest.MonkeyPatch)
     assert handle.calls == 30
     assert [event.event for event in events if event.event in TAKING] == TAKING
     assert len(consumer.dead_letters) == 10
+
+
+def test_unsent_failure_keeps_no_variables_of_its_handler() -> None:
+    consumer, decoded = InMemoryConsumer(POLICY), weakref.WeakSet[Failing]()
+    consumer.broker.refused.add(POLICY.retry_topic)
+    consumer.send(b"x")
+
+    def handle(message: pulsar.Message) -> None:
+        variable = Failing()
+        decoded.add(variable)
+        try:
+            variable(message)
+        except LookupError as error:
+            raise ExceptionGroup("all", [error]) from None
+
+    consumer.run(handle)
+    gc.collect()
+    assert [bool(consumer.broker.unsettled()), len(decoded)] == [True, 0]
 
 
 def test_key_waits_for_its_unsent_dead_letter() -> None:

@@ -393,6 +393,18 @@ def test_consumer_stops_receiving_at_its_byte_limit() -> None:
     assert consumer.receive(timedelta(seconds=1)) is not None
 
 
+def test_properties_of_unsent_messages_are_bounded() -> None:
+    policy = Policy(TopicName("shop", "prod", "orders"), "billing", max_retries=0)
+    consumer, taken = InMemoryConsumer(policy, max_in_flight_bytes=128_000), 0
+    consumer.broker.refused.add(policy.dead_letter_topic)
+    for _ in range(1_000):
+        consumer.send(b"", properties={"trace": "x" * 995})
+    while (message := consumer.receive(SECOND)) is not None:
+        taken += 1
+        consumer.reconsume_later(message)
+    assert taken == 128
+
+
 TOPIC = TopicName("shop", "prod", "orders")
 
 

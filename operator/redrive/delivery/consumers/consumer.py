@@ -330,10 +330,10 @@ class RetryConsumer(Receiver):
             and `redrive.prometheus`.
         disconnect_timeout: after so long without a connection for one of its topics the consumer
             reports the event `redrive.disconnected`; see `connected`.
-        max_in_flight_bytes: with payloads of so many bytes in messages that were taken and are not
-            settled (handled now, held in an outage, waiting for their key, or to be sent on)
-            nothing new is taken until a tenth of them is settled. By default 128 MiB. The messages
-            that wait ahead, see *prefetch*, come on top.
+        max_in_flight_bytes: with so many bytes of payloads, properties and keys in messages that
+            were taken and are not settled (handled now, held in an outage, waiting for their key,
+            or to be sent on) nothing new is taken until a tenth of them is settled. By default
+            128 MiB. The messages that wait ahead, see *prefetch*, come on top.
         ack_timeout: a message that is not settled so long after it was received has failed: it is
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
             asked for it afterwards is ignored. None sets no limit.
