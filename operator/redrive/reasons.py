@@ -556,7 +556,7 @@ class Reason(enum.StrEnum):
     TARGET_EXPIRES = _ReasonRow("TargetExpires", STALLED,
         "messages of the target of a Replay [expire](replays.md#target) within the hour, or before "
         "the run is over; also a warning Event where they expire within ten days",
-        "raise the TTL of the topic", requeue=Requeue.SLOW_BACKOFF)
+        "raise the TTL, or the `subscriptionExpirationTime`, there", requeue=Requeue.SLOW_BACKOFF)
     TARGET_DOES_NOT_DEDUPLICATE = _ReasonRow("TargetDoesNotDeduplicate", STALLED,
         "a Replay is to move messages exactly once, to a target that does not deduplicate",
         "switch deduplication on there, or create another Replay with `guarantee: AtLeastOnce`",

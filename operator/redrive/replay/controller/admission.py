@@ -26,7 +26,7 @@ from redrive.api.replay import (
     Sending,
     Target,
 )
-from redrive.api.replay_status import FINAL, is_admitted
+from redrive.api.replay_status import FINAL, ReplayRun, is_admitted
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
@@ -346,6 +346,12 @@ def is_final(replay: Body) -> bool:
 def is_dry_run(replay: Body) -> bool:
     """Return True if the Replay moves nothing: a plan, or a review that is not confirmed."""
     return replay["spec"].get("mode") in {Mode.PLAN, Mode.REVIEW}
+
+
+def awaits_admission(replay: Body, run: ReplayRun) -> bool:
+    """Return True if a launched *replay* is a confirmed review that may not move messages yet."""
+    is_reviewed = run.review is not None and not run.finished
+    return is_reviewed and not is_dry_run(replay) and not is_admitted(replay)
 
 
 def retry_policy_of(run: Body, policies: Cache) -> Body | None:

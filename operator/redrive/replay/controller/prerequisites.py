@@ -5,8 +5,9 @@ only the metadata of Secrets. Only the nodes can check an image and its pull Sec
 
 A target is a topic that does not belong to the policy. A moved message is acknowledged in the
 dead-letter topic, so the target has to keep it until consumers receive it. It needs a durable
-subscription on each partition, no backlog quota that evicts, and a sufficient TTL. The check runs
-at the broker, after `admission` has checked the rules of the connection.
+subscription on each partition, no backlog quota that evicts, and a sufficient TTL, also of idle
+subscriptions. The check runs at the broker, after `admission` has checked the rules of the
+connection.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 from redrive.replay.controller import rights
-from redrive.replay.controller.admission import admit, former_targets
+from redrive.replay.controller.admission import admit, awaits_admission, former_targets
 from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
 from redrive.replay.controller.spark_operators import RESTARTING, SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
@@ -204,6 +205,7 @@ SHORTEST_TTL = timedelta(hours=1)
 SHORT_TTL = timedelta(days=10)
 """TTL below which a warning Event is emitted. It is the longest delay of a retry."""
 
+_NEVER = (int(SHORT_TTL.total_seconds()), "", "")
 _NONE = TopicName("none", "none", "none")
 """Placeholder for a source topic whose name does not matter."""
 
@@ -211,9 +213,10 @@ _NONE = TopicName("none", "none", "none")
 async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     """Check the target of a pending Replay, and grant rights there to the replay role.
 
-    The same applies to a run that waits for a subscription, because a recreated topic has lost its
-    rights. The status of the Replay only triggers this repetition. Spec, policy and connection
-    determine the rights, and the existence of an application determines if it was launched.
+    The same applies to a confirmed review, whose target may have changed meanwhile, and to a run
+    that waits for a subscription, because a recreated topic has lost its rights. The status of the
+    Replay only triggers this repetition. Spec, policy and connection determine the rights, and the
+    existence of an application determines if it was launched.
 
     Returns:
         Events about the target for the launch.
@@ -227,7 +230,8 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     """
     launched = find_application(replay, ctx)
     is_launched = launched is not None and is_owned_by(launched.application, replay)
-    if is_launched and not ReplayStatus.of(replay).run.unsubscribed_topic:
+    run = ReplayStatus.of(replay).run
+    if is_launched and not run.unsubscribed_topic and not awaits_admission(replay, run):
         return ()
     target = replay["spec"].get("target") or {}
     if target.get("type", Target.RETRY) == Target.RETRY and not any(
@@ -318,27 +322,39 @@ async def _check_quota(topic: TopicName, admin: Admin) -> None:
 
 
 async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[ObjectEvent, ...]:
+    """Check the time for which a topic, and its idle subscriptions, keep unread messages."""
     seconds = await admin.ttl_in_force(topic)
-    is_bounded = 0 < seconds < timedelta.max.total_seconds()
-    ttl = timedelta(seconds=seconds) if is_bounded else timedelta.max
+    name = topic.namespace_name
+    namespace = await admin.namespace(name, max_age=60.0)  # `_check_quota` has just read it
+    limits = (
+        (seconds, f"messageTTL of {seconds} s", f"topicPolicies set-message-ttl --ttl 0 {topic}"),
+        (
+            60 * namespace.subscription_expiry_minutes,
+            f"subscriptionExpirationTime of {namespace.subscription_expiry_minutes} minutes",
+            f"namespaces set-subscription-expiration-time -t 0 {name}",
+        ),
+    )
+    most = timedelta.max.total_seconds()
+    seconds, got, command = min((limit for limit in limits if 0 < limit[0] < most), default=_NEVER)
+    ttl = timedelta(seconds=seconds)
     if ttl >= SHORT_TTL:
         return ()
     estimate = await _estimate(job, admin)
-    shortest = max(SHORTEST_TTL, estimate)
-    if ttl < shortest:
+    if ttl < max(SHORTEST_TTL, estimate):
         raise Reason.TARGET_EXPIRES.error(
-            f"messages of {topic} expire unread too early: the TTL must be at least "
-            f"{format_duration(SHORTEST_TTL)}, and not shorter than the run, which takes about "
-            f"{format_duration(estimate)}",
-            got=f"messageTTL of {seconds} s",
-            remedy=f"raise it (`pulsar-admin topicPolicies set-message-ttl --ttl 0 {topic}` for no "
-            "limit), or select fewer messages; this Replay starts automatically then",
+            f"messages of {topic} expire unread, or with an idle subscription, too early: the time "
+            f"must be at least {format_duration(SHORTEST_TTL)}, and not shorter than the run, "
+            f"which takes about {format_duration(estimate)}",
+            got=got,
+            remedy=f"raise it (`pulsar-admin {command}` for no limit), or select fewer messages; "
+            "this Replay starts automatically then",
         )
     return (
         ObjectEvent(
             Reason.TARGET_EXPIRES,
-            f"messages of {topic} expire unread {format_duration(ttl)} after they are moved; "
-            f"that is less than the longest delay of a retry, {format_duration(SHORT_TTL)}",
+            f"messages of {topic} expire unread, or with an idle subscription, "
+            f"{format_duration(ttl)} after they are moved; that is less than the longest delay of "
+            f"a retry, {format_duration(SHORT_TTL)}",
             is_warning=True,
         ),
     )

@@ -35,7 +35,6 @@ from redrive.api.replay_status import (
     WHILE_RUNNING,
     Phase,
     ReplayStatus,
-    is_admitted,
 )
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN, ReplayResult
 from redrive.errors import RedriveError, Requeue
@@ -51,6 +50,7 @@ from redrive.replay.controller import keys, launch, metrics, rights
 from redrive.replay.controller.admission import (
     ENDED_AT,
     admit,
+    awaits_admission,
     check_permitted,
     checked_spec,
     is_dry_run,
@@ -386,8 +386,7 @@ async def _admit_confirmed(replay: Body, reported: ReplayStatus, ctx: Context) -
     Raises:
         RedriveError: the Replay may not run now, such as during another Replay of its policy.
     """
-    run = reported.run
-    if is_dry_run(replay) or is_admitted(replay) or run.review is None or run.finished:
+    if not awaits_admission(replay, reported.run):
         return replay
     await ctx.replays.derive_aside(checked_spec, replay)
     admit(replay, ctx)

@@ -36,8 +36,14 @@ from tests.support.fake_admin import FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reasons import raises
 from tests.unit.replay.controller.test_admission import connection, ctx, replay
+from tests.unit.replay.controller.test_reconciler import (
+    REVIEW,
+    application,
+    look,
+    shown,
+    statuses,
+)
 from tests.unit.replay.controller.test_reconciler import api as api  # noqa: PLC0414  a fixture
-from tests.unit.replay.controller.test_reconciler import application, look, shown, statuses
 
 NAMESPACE = "persistent://shop/prod"
 RETRY = f"{NAMESPACE}/orders-fulfilment-RETRY"
@@ -64,7 +70,7 @@ async def broker() -> FakeBroker:
 async def prepare(
     broker: FakeBroker,
     roles: str = "*",
-    status: dict[str, str] | None = None,
+    status: dict[str, Any] | None = None,
     applications: Sequence[dict[str, Any]] = (),
     **spec: Any,  # noqa: ANN401
 ) -> tuple[ObjectEvent, ...]:
@@ -107,6 +113,20 @@ async def test_launched_replay_skips_target_checks(broker: FakeBroker) -> None:
     """Its job detects changes at the broker."""
     await prepare(broker, target={"type": "Source"}, applications=[application(wall_clock())])
     assert broker.calls == []
+
+
+@pytest.mark.parametrize("mode", ["Review", "Run"])
+async def test_target_is_checked_before_review_is_admitted(broker: FakeBroker, mode: str) -> None:
+    deduplicate(broker, "orders")
+    broker.namespaces["shop/prod"].topics["orders"].quotas = {SIZE: {"limitSize": 10, **EVICTS}}
+    spec: dict[str, Any] = {"target": {"type": "Source"}, "mode": mode}
+    run = {"status": REVIEW, "applications": [application(wall_clock())]}
+    if mode == "Review":
+        await prepare(broker, **run, **spec)
+        assert broker.calls == []
+        return
+    with raises(Reason.TARGET_EVICTS):
+        await prepare(broker, **run, **spec)
 
 
 async def test_forged_status_does_not_skip_target_checks(broker: FakeBroker) -> None:
@@ -275,6 +295,27 @@ async def test_target_with_short_ttl_in_force_is_refused(
         assert rights(broker, "orders") == {}
         return
     events = await prepare(broker, target={"type": "Source"}, **limit)
+    assert [event.reason for event in events] == ["TargetExpires"] * (outcome == "warns")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "outcome"),
+    [(0, "passes"), (5, "refused"), (59, "refused"), (60, "warns"), (10 * 1_440, "passes")],
+)
+async def test_target_that_expires_idle_subscriptions_is_refused(
+    broker: FakeBroker, minutes: int, outcome: str
+) -> None:
+    deduplicate(broker, "orders")
+    broker.in_force["messageTTL"] = 86_400 * 20
+    namespace = broker.namespaces["shop/prod"]
+    namespace.policies["subscription_expiration_time_minutes"] = minutes
+    namespace.topics["orders-fulfilment-DLQ"] = Topic(0, {}, {"": ["redrive"]})
+    if outcome == "refused":
+        with raises(Reason.TARGET_EXPIRES, match="subscription-expiration-time -t 0 shop/prod`"):
+            await prepare(broker, target={"type": "Source"})
+        assert rights(broker, "orders") == {}
+        return
+    events = await prepare(broker, target={"type": "Source"})
     assert [event.reason for event in events] == ["TargetExpires"] * (outcome == "warns")
 
 
