@@ -278,7 +278,9 @@ class SequenceTopic:
         self.sequences = Sequences()
         self._client = client
         self._topic = topic
-        self._open_reader = open_reader or self._open_client_reader
+        self._open_reader: Callable[[TopicName], ClientReader | EntryReader] = (
+            open_reader or self._open_client_reader
+        )
         self._reader: ClientReader | EntryReader | None = None
         self._watchdog = SendWatchdog()
         self._sender = PartitionSender(self._make_producer, identity(), self._watchdog)
@@ -317,8 +319,7 @@ class SequenceTopic:
         else:
             self._forget()
         if self._reader is None:
-            open_reader = functools.partial(self._open_reader, self._topic)
-            reader = within(OPEN_SECONDS, open_reader, late=_close)
+            reader = within(OPEN_SECONDS, lambda: self._open_reader(self._topic), late=_close)
             sequences = Sequences()
             try:
                 self._apply(reader, sequences)

@@ -120,7 +120,7 @@ async def test_target_is_checked_before_review_is_admitted(broker: FakeBroker, m
     deduplicate(broker, "orders")
     broker.namespaces["shop/prod"].topics["orders"].quotas = {SIZE: {"limitSize": 10, **EVICTS}}
     spec: dict[str, Any] = {"target": {"type": "Source"}, "mode": mode}
-    run = {"status": REVIEW, "applications": [application(wall_clock())]}
+    run: dict[str, Any] = {"status": REVIEW, "applications": [application(wall_clock())]}
     if mode == "Review":
         await prepare(broker, **run, **spec)
         assert broker.calls == []
