@@ -199,7 +199,12 @@ class Account:
         self.explained.update("broker that recovers deduplication twice" for _ in self.stored_twice)
         twice = Counter((copy.number, copy.failed) for copy in self.stored_twice)
         self.doubled += [
-            f"{count} copies of {number} at attempt {attempt}, {failed[number, attempt]} failed"
+            f"{count} copies of {number} at attempt {attempt}, {failed[number, attempt]} failed: "
+            + ", ".join(
+                f"{copy.id} sent as {copy.sent} at {copy.published}"
+                for copy in (*self.retried, *self.dead)
+                if (copy.number, copy.failed) == (number, attempt)
+            )
             for (number, attempt), count in copies.items()
             if count - twice[number, attempt] > failed[number, attempt]
         ]
