@@ -123,8 +123,8 @@ _RESULTS = at_most_one("spec", "messages", "causes", "export")
 
 
 _FIXED = (
-    "policyRef", "from", "select", "newest", "messages", "causes", "export", "deadline", "reason",
-    "ticket",
+    "policyRef", "from", "select", "newest", "rateLimit", "messages", "causes", "export",
+    "deadline", "reason", "ticket",
 )  # fmt: skip
 _ONE_READING = replay.immutable(
     _FIXED,
@@ -155,6 +155,9 @@ class InspectionSpec(CheckedModel):
     newest: Annotated[int, Strict(), Field(ge=1, le=MAX_NEWEST)] = NEWEST
     """Maximum number of entries to read, 1 to 1000000: the newest ones of each partition, and about
     256 MiB of them; with `export` any size. Defaults to 10000."""
+
+    rate_limit: replay.ReplayRate | None = None
+    """Rate limit of the messages that are read. Defaults to no limit."""
 
     messages: ReturnedMessages | None = None
     """Single messages to return beside the summary, encrypted. Defaults to none."""

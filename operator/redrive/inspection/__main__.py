@@ -51,6 +51,7 @@ from redrive.reading import broker
 from redrive.reading.rows import DeadLetterRow
 from redrive.reasons import Reason
 from redrive.replay.spec import Choice
+from redrive.replay.transport import Pace
 
 REPORT_SECONDS = 5.0
 _GONE = "InspectionGone"
@@ -99,10 +100,15 @@ def _read(job: InspectionJob) -> InspectionRun:
     recorder = Recorder(reading.schema, spec.reveals, max_payload, waiting=is_waiting)
     has_texts = is_file or spec.causes is not None
     summary, due = Summary(recorder if has_texts else None), time.monotonic() + REPORT_SECONDS
+    pace, rate = Pace(), None if spec.rate_limit is None else spec.rate_limit.per_second
 
     def report() -> None:
         nonlocal due
         now = time.monotonic()
+        pace.sent(now, rate)
+        if wait := pace.due_in(now, rate):
+            time.sleep(wait)
+            now = time.monotonic()
         if now > end:
             raise Reason.DEADLINE_EXCEEDED.error(
                 "the reading did not end within its deadline",

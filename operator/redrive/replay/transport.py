@@ -304,7 +304,7 @@ class Pace:
         self._due: float | None = None
 
     def due_in(self, now: float, rate: float | None) -> float:
-        """Return the seconds until the next message may be sent.
+        """Return the seconds until the next message may be sent, or read.
 
         Args:
             now: monotonic time in seconds.

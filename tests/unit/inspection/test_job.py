@@ -165,6 +165,15 @@ def test_file_has_messages_that_no_status_has(
         assert [json.loads(line)["key"] for line in text.splitlines()] == [PLANTED] * 3
 
 
+def test_messages_are_read_at_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, times = list[float](), SimpleNamespace(monotonic=lambda: sum(pauses))
+    times.sleep = pauses.append
+    monkeypatch.setattr(program, "time", times)
+    run = run_of({"rateLimit": {"messages": 2, "per": "10s"}}, monkeypatch)
+    assert run.matched == 3
+    assert pauses == [5.0] * 3
+
+
 class SparseReading(TopicReading):
     """A reading of messages of which none is selected, one each second."""
 
