@@ -155,7 +155,7 @@ class Reason(enum.StrEnum):
         "there is no BrokerConnection of the name in `connectionRef`",
         "create it", requeue=Requeue.ON_CHANGE)
     OTHER_BROKER = _ReasonRow(
-        "OtherBroker", STALLED, "the connection is for another kind of broker", "use another")
+        "OtherBroker", STALLED, "the connection or a field is for another broker", "use another")
     CONNECTION_INVALID = _ReasonRow("ConnectionInvalid", STALLED,
         "the spec of the connection can't be read", "correct it", private=True)
     DELETION_BLOCKED = _ReasonRow("DeletionBlocked", WARNING,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from redrive.api.rocketmq import RocketMQRule
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
+from redrive.kube.rocketmq import RocketMQConnection
 from redrive.provision.groups import GroupClaims
 from redrive.provision.reconciler import OrphanedPolicies
 from redrive.provision.rocketmq import RocketMQReconciler
@@ -40,12 +41,15 @@ class RocketMQPolicy:
                 "connectionRef": {"name": "main"}, "topic": "orders", "group": "fulfilment", **spec
             },
         }  # fmt: skip
+        self.has_replays = False
         self.kubernetes = FakeKubernetes()
         self.kubernetes.add(resources.ROCKETMQ_POLICIES, body)
         rule = RocketMQRule(name="one", topics=("orders",), groups=("ful*",), deletion="Allowed")
 
         async def rocketmq(key: Key, _: str) -> Any:  # noqa: ANN401
-            return SimpleNamespace(key=key, rules=(rule,), admin=admin)
+            return RocketMQConnection(
+                key, cast("Any", admin), (rule,), has_replays=self.has_replays
+            )
 
         self.ctx: Any = SimpleNamespace(
             kubernetes=self.kubernetes,

@@ -339,12 +339,10 @@ class ReplaySpec(model.CheckedModel):
     target: ReplayTarget = ReplayTarget(type=Target.RETRY)
     """The topic that dead letters are moved to. Defaults to the retry topic."""
 
-    guarantee: Annotated[Guarantee, *model.one_of(Guarantee, "`guarantee`")] = (
-        Guarantee.EXACTLY_ONCE
-    )
+    guarantee: Annotated[Guarantee, *model.one_of(Guarantee, "`guarantee`")] | None = None
     """`ExactlyOnce`: a target that does not deduplicate is refused, and so are messages that may be
     stored there already. `AtLeastOnce`: both are accepted, so a message may be stored twice.
-    Defaults to ExactlyOnce."""
+    Defaults to ExactlyOnce, and for a RocketMQRetryPolicy to AtLeastOnce, the only one there."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
     """Maximum number of Replays of a message, including this one, 1 to 1000000. A message with as

@@ -149,22 +149,35 @@ def _matches(patterns: tuple[str, ...], namespace: str, name: str) -> bool:
     return Patterns(tuple(p.replace(NAMESPACE, namespace) for p in patterns), but="\n").match(name)
 
 
-class RocketMQInspection(model.ApiModel):
-    """Access of the jobs of Inspections to the cluster, which differs from the operator's."""
+class RocketMQJobs(model.ApiModel):
+    """Access of jobs to the cluster, which differs from the operator's."""
 
     authentication: RocketMQAuthentication
-    """Credentials of the jobs. The pods of Inspections mount the Secret; the operator never reads
-    it. The user needs the rights `Get` and `Sub` on dead-letter topics, and `Sub` on their
-    groups."""
+    """Credentials of the jobs. Their pods mount the Secret; the operator never reads it. All users
+    need the rights `Get` and `Sub` on dead-letter topics, and `Sub` on their groups. Those of
+    Replays also need `Get` on groups, and `Get`, `Sub` and `Pub` on source topics and on the topics
+    `redrive-ledger-*`."""
 
     tls: model.Tls | None = None
     """Verification of certificates by jobs. Required if `spec.rocketmq.tls` is set. Defaults to
     connections without TLS."""
 
+
+class RocketMQInspection(RocketMQJobs):
+    """Access of the jobs of Inspections to the cluster, which differs from the operator's."""
+
     clear_payloads: Annotated[Consent, *consent("clearPayloads")] = Consent.NEVER
     """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""
+
+
+class RocketMQReplays(RocketMQJobs):
+    """Access of the jobs of Replays to the cluster, which differs from the operator's."""
+
+    approval_above: model.ApprovalAbove | None = None
+    """Number of messages that a Replay may move without approval. A Replay of more messages waits
+    for a ReplayApproval. Defaults to no limit."""
 
 
 class RocketMQCluster(model.ApiModel):
@@ -208,6 +221,11 @@ class RocketMQCluster(model.ApiModel):
     inspection: RocketMQInspection | None = None
     """Credentials of the jobs of Inspections. Defaults to none: dead letters of this connection
     cannot be inspected."""
+
+    replay: RocketMQReplays | None = None
+    """Credentials of the jobs of Replays. Each policy has a topic `redrive-ledger-GROUP` then, with
+    the records of its Replays. Defaults to none: dead letters of this connection cannot be
+    replayed."""
 
     def messages(self, topic: str, group: str) -> RocketMQMessages:
         """Return the address of a topic of the cluster, which *group* may read."""
@@ -335,6 +353,11 @@ class RocketMQRetryPolicySpec(model.ApiModel):
     def dead_letter_topic(self) -> str:
         """Return the topic of dead letters."""
         return f"%DLQ%{self.group}"
+
+    @property
+    def ledger_topic(self) -> str:
+        """Return the topic of the records of Replays."""
+        return f"redrive-ledger-{self.group}"
 
 
 class RocketMQRetryPolicyStatus(model.StatusModel):

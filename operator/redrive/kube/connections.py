@@ -297,7 +297,7 @@ class Connections:
             dialer=self._dialer,
             namespace=key.namespace,
         )
-        return RocketMQConnection(key, admin)
+        return RocketMQConnection(key, admin, has_replays=cluster.replay is not None)
 
     async def open_any(self, key: Key) -> Connection | RocketMQConnection:
         """Return the connection *key* to a broker of any kind, ready to use.

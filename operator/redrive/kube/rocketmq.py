@@ -21,11 +21,13 @@ class RocketMQConnection:
 
     Attributes:
         rules: its rules for the object that uses it.
+        has_replays: True if it has credentials for Replays.
     """
 
     key: Key
     admin: RocketMQAdmin
     rules: tuple[RocketMQRule, ...] = ()
+    has_replays: bool = False
     supported: ClassVar = ROCKETMQ_RELEASES
 
     async def probe(self) -> tuple[int, ...]:

@@ -111,10 +111,11 @@ class DeleteName:
 GroupAction = PutGroup | PutQueues | DeleteName
 
 
-def desired_group(spec: RocketMQRetryPolicySpec) -> DesiredGroup:
+def desired_group(spec: RocketMQRetryPolicySpec, *, replays: bool) -> DesiredGroup:
     """Return the state that a policy requires at each master.
 
-    Remoting clients ignore retries and delays of the group, so these are not set for them.
+    Remoting clients ignore retries and delays of the group, so these are not set for them. The
+    ledger is for policies with *replays*.
     """
     settings: dict[str, Any] = {
         "groupName": spec.group,
@@ -126,6 +127,7 @@ def desired_group(spec: RocketMQRetryPolicySpec) -> DesiredGroup:
         policy = {"type": _CUSTOMIZED, "customizedRetryPolicy": {"next": delays}}
         settings |= {"retryMaxTimes": spec.retries, "groupRetryPolicy": policy}
     topics = {spec.retry_topic: spec.retry_queues, spec.dead_letter_topic: 1}
+    topics |= {spec.ledger_topic: 1} if replays else {}
     return DesiredGroup(spec.group, settings, topics)
 
 

@@ -130,7 +130,8 @@ class RocketMQReconciler(Reconciler):
         Raises:
             RedriveError: the policy is refused, or a call failed.
         """
-        want, observes, made = groups.desired_group(spec), _observes(spec), _Converged()
+        want = groups.desired_group(spec, replays=connection.has_replays)
+        observes, made = _observes(spec), _Converged()
         async with connection.admin.session() as session:
             masters = await session.masters()
             await self._observe(spec, want, masters, session, made)
@@ -213,12 +214,13 @@ class RocketMQReconciler(Reconciler):
             RedriveError: the cleanup failed; actions before the failure are performed.
         """
         spec = self._table.derive(_parsed, body)
-        names = (spec.group, spec.retry_topic, spec.dead_letter_topic)
+        recorded = set(internal(body).get(CREATED) or ())
+        names = [spec.group, spec.retry_topic, spec.dead_letter_topic]
+        names += [spec.ledger_topic] if spec.ledger_topic in recorded else []
         rivals = [other for other in self._claims.rivals(body) if groups.claim_of(other).is_held]
         if rivals or spec.deletion_policy is GroupDeletion.RETAIN or _observes(spec):
-            return GroupCleanup((), names)
+            return GroupCleanup((), tuple(names))
         connection = await self._connection(spec, body)
-        recorded = set(internal(body).get(CREATED) or ())
         created = [name for name in names if name in recorded]
         stays = [f"{name}, which redrive did not create" for name in names if name not in recorded]
         done: list[groups.GroupAction] = []
@@ -226,7 +228,9 @@ class RocketMQReconciler(Reconciler):
             masters = await session.masters()
             await _check_unused(spec.group, masters, session)
             for name in created:
-                kept = await _messages_of(name, masters, session) if name != spec.group else 0
+                # The records of a ledger are about the dead letters, which are deleted before.
+                holder = spec.dead_letter_topic if name == spec.ledger_topic else name
+                kept = await _messages_of(holder, masters, session) if name != spec.group else 0
                 if kept:
                     stays.append(f"{name} holds {kept} messages")
                     continue

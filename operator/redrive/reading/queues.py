@@ -85,6 +85,20 @@ class QueueCluster:
             for queue in range(0 if counts is None else counts.read)
         ]
 
+    def send(
+        self,
+        queue: MessageQueue,
+        content: bytes,
+        properties: str = "",
+        *,
+        flags: int = 0,
+        born: int | None = None,
+    ) -> None:
+        """Store a message, see `RocketMQSession.send`."""
+        place = queue.master, queue.topic, queue.number
+        send = self._session.send(*place, content, properties, flags=flags, born=born)
+        self._runner.run(send)
+
     def pulls(self, queue: MessageQueue) -> Iterator[tuple[range, list[QueueMessage]]]:
         """Yield the messages of a queue, with the offsets that each pull covers, in order.
 

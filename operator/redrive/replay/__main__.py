@@ -11,21 +11,22 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from redrive.api.replay_status import ReplayRun
 from redrive.errors import RedriveError
 from redrive.kube import logs
 from redrive.kube.client import NotFoundError, UnavailableError
 from redrive.reading.positions import EntryId
-from redrive.replay.job import outcomes
+from redrive.replay.job import outcomes, queues
 from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
 from redrive.replay.job.plan import Engine
 from redrive.replay.job.progress import Progress
 from redrive.replay.job.run import Review, plan_review, preview, run
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import QueueReplayJob, ReplayJob, RunJob, decode_job
 
 REVIEW_SECONDS = 1.0
 """Interval of polls of a Replay in review."""
@@ -36,18 +37,45 @@ logger = logging.getLogger(__name__)
 def main(arguments: list[str]) -> None:
     """Run one replay."""
     logs.to_stderr("text")
-    job = ReplayJob.decode(arguments[0] if len(arguments) == 1 else "")
+    job = decode_job(arguments[0] if len(arguments) == 1 else "")
     try:
         _run(job, Progress(job))
     except (ReplayGoneError, NotFoundError, RunEndedError) as error:
         logger.info("the run ends: %s", error)
 
 
-def _run(job: ReplayJob, progress: Progress) -> None:
+def _run(job: RunJob, progress: Progress) -> None:
     before = progress.begin()  # raises if the Replay was deleted, created again, or has ended
-    has_moved = before.review is None if before.finished else _move(job, progress, before)
+    if isinstance(job, QueueReplayJob):
+        if not before.finished:
+            _settled(progress, partial(_move_queues, job, progress, before))
+        return
+    move = partial(_move, job, progress, before)
+    has_moved = before.review is None if before.finished else _settled(progress, move)
     if has_moved and job.follow_for is not None:  # Spark, with its executors, has ended
         outcomes.follow(job, progress)
+
+
+def _move_queues(job: QueueReplayJob, progress: Progress, before: ReplayRun) -> bool:
+    queues.run(job, progress, was_planned=before.counts.matched is not None)
+    return True
+
+
+def _settled(progress: Progress, move: Callable[[], bool]) -> bool:
+    """Run a job, and report its end; return False if its review ended unconfirmed."""
+    try:
+        if not move():
+            return False
+    except (ReplayGoneError, NotFoundError):
+        raise
+    except Exception as error:
+        try:
+            progress.fail(error)
+        except RedriveError:
+            logger.exception("cause of the failure could not be written into the status")
+        raise
+    progress.finish()
+    return True
 
 
 @contextmanager
@@ -65,28 +93,18 @@ def _engine(job: ReplayJob) -> Iterator[Engine]:
 
 def _move(job: ReplayJob, progress: Progress, before: ReplayRun) -> bool:
     """Run the job, and return False if its review ended unconfirmed."""
-    try:
-        with _engine(job) as engine:
-            if job.dry_run:
-                progress.preview(preview(job, engine, progress))
-            else:
-                review = _shown(before)
-                if progress.awaits_admission:
-                    plan, review = plan_review(job, engine, progress, review)
-                    progress.show_review(plan, review)
-                    if not _is_confirmed(progress):
-                        return False
-                was_planned = review is None and before.counts.matched is not None
-                run(job, engine, progress, was_planned=was_planned, review=review)
-    except (ReplayGoneError, NotFoundError):
-        raise
-    except Exception as error:
-        try:
-            progress.fail(error)
-        except RedriveError:
-            logger.exception("cause of the failure could not be written into the status")
-        raise
-    progress.finish()
+    with _engine(job) as engine:
+        if job.dry_run:
+            progress.preview(preview(job, engine, progress))
+            return True
+        review = _shown(before)
+        if progress.awaits_admission:
+            plan, review = plan_review(job, engine, progress, review)
+            progress.show_review(plan, review)
+            if not _is_confirmed(progress):
+                return False
+        was_planned = review is None and before.counts.matched is not None
+        run(job, engine, progress, was_planned=was_planned, review=review)
     return True
 
 

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from redrive.reading import bitmap
 from redrive.reading.ranges import Range
-from redrive.replay.records import RangePlan, RangeRecord, Records, RefusedEntry, unite
+from redrive.replay.records import (
+    RangePlan,
+    RangeRecord,
+    Records,
+    RefusedEntry,
+    RefusedMessage,
+    unite,
+)
 from redrive.replay.spec import FailureCause
 
 SHOWN = 100
@@ -50,7 +57,7 @@ class Account:
     unevaluated: int = 0
     discarded: int = 0
     batched: int = 0
-    refusals: tuple[RefusedEntry, ...] = ()
+    refusals: tuple[RefusedEntry | RefusedMessage, ...] = ()
     skipped_records: int = 0
 
     @classmethod

@@ -51,6 +51,18 @@ class RefusedEntry(NamedTuple):
     cause: str
 
 
+class RefusedMessage(NamedTuple):
+    """A dead letter of RocketMQ that cannot be moved, see `RefusedEntry`.
+
+    Attributes:
+        entry: id of the message.
+    """
+
+    entry: str
+    messages: int
+    cause: str
+
+
 @dataclass(frozen=True)
 class RangeRecord:
     """Record of a range. Sets of entries are bitmaps of offsets.

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 from redrive.api.replay import MessageSelection, milliseconds
+from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import without_dollars
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
@@ -71,9 +72,11 @@ class Choice:
             **others,
         )
 
-
-CHOICE_LISTS = ("ids", "keys", "causes", "fingerprints")
-"""Attributes of a `Choice` that are JSON lists."""
+    @classmethod
+    def decode(cls, fields: dict[str, Any]) -> Choice:
+        """Return the choice with *fields* of a JSON object."""
+        lists = {name: tuple(text) for name, text in fields.items() if isinstance(text, list)}
+        return cls(**fields | lists)
 
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -160,6 +163,11 @@ class ReplayJob:
     pod: PodSize | None = None
 
     @property
+    def is_fenced_by_ledger(self) -> bool:
+        """Return True if the position of its record in the ledger orders the runs."""
+        return not self.dry_run
+
+    @property
     def destination(self) -> TopicName:
         """Return the target topic."""
         return self.target or self.policy.retry_topic
@@ -205,8 +213,7 @@ class ReplayJob:
         """
         try:
             document = json.loads(text)
-            choice, target, pod = document["choice"], document["target"], document["pod"]
-            lists = {name: tuple(choice[name]) for name in CHOICE_LISTS}
+            target, pod = document["target"], document["pod"]
             return cls(
                 namespace=document["namespace"],
                 name=document["name"],
@@ -220,7 +227,7 @@ class ReplayJob:
                 reason=document["reason"],
                 ticket=document["ticket"],
                 rate_limit=document["rateLimit"],
-                choice=Choice(**choice | lists),
+                choice=Choice.decode(document["choice"]),
                 approval_above=document["approvalAbove"],
                 target=TopicName.parse_whole(target) if target else None,
                 exactly_once=document["exactlyOnce"],
@@ -230,6 +237,60 @@ class ReplayJob:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise unreadable_argument(error) from error
+
+
+@dataclass(frozen=True)
+class QueueReplayJob:
+    """One run of a RocketMQRetryPolicy; `ReplayJob` describes the attributes that both have.
+
+    Attributes:
+        source: address of the dead-letter topic.
+        ledger: topic with the records of Replays.
+        target: target topic.
+        retry_of: source topic of messages in a retry topic; empty for another target.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    source: RocketMQMessages
+    ledger: str
+    target: str
+    retry_of: str = ""
+    dry_run: bool = False
+    rate_limit: float | None = None
+    choice: Choice = EVERYTHING
+    approval_above: int | None = None
+    pod: PodSize | None = None
+
+    review = is_fenced_by_ledger = False
+
+    def encode(self) -> str:
+        """Return the job as JSON, see `ReplayJob.encode`."""
+        return without_dollars(json.dumps({_ROCKETMQ: asdict(self)}))
+
+
+_ROCKETMQ = "rocketmq"
+RunJob = ReplayJob | QueueReplayJob
+"""One run, of a policy of any kind."""
+
+
+def decode_job(text: str) -> RunJob:
+    """Parse the text of `encode`.
+
+    Raises:
+        InvalidSpecError: the text has another form.
+    """
+    try:
+        document = json.loads(text)
+        if _ROCKETMQ not in document:
+            return ReplayJob.decode(text)
+        fields = document[_ROCKETMQ]
+        source, choice = RocketMQMessages(**fields["source"]), Choice.decode(fields["choice"])
+        pod = fields["pod"] and PodSize(*fields["pod"])
+        return QueueReplayJob(**fields | {"source": source, "choice": choice, "pod": pod})
+    except (ValueError, KeyError, TypeError) as error:
+        raise unreadable_argument(error) from error
 
 
 def unreadable_argument(error: Exception) -> InvalidSpecError:

@@ -1,4 +1,4 @@
-"""An Inspection of RocketMQ: operator, Job, pod with its own access key, and the summary."""
+"""An Inspection and a Replay of RocketMQ: operator, Jobs with access keys of their own, status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ pytestmark = pytest.mark.xdist_group("rocketmq")
 
 
 async def buried(cluster: RocketMQ, group: str) -> str:
-    """Put two dead letters of a group into the cluster; return the secret key of jobs."""
+    """Put two dead letters of a group into the cluster; return the secret key of jobs.
+
+    The operator creates the ledger.
+    """
     admin = RocketMQAdmin([cluster.name_server], Access(signing_key=(ADMIN, cluster.secret)))
     async with admin.session() as session:
         (master,) = await session.masters()
@@ -28,7 +31,9 @@ async def buried(cluster: RocketMQ, group: str) -> str:
         for retries in (3, 4):
             await send(session, master, dead_letters, retries=retries)
         secret = await create_user(session, master, f"{group}-jobs")
+        every = ["Get", "Sub", "Pub"]
         rights = {f"Topic:{dead_letters}": ["Get", "Sub"], f"Group:{group}": ["Sub"]}
+        rights |= {f"Topic:{group}": every, f"Topic:redrive-ledger-{group}": every}
         await allow(session, master, f"{group}-jobs", rights)
         return secret
 
@@ -39,7 +44,7 @@ def key_of(user: str, secret: str) -> dict[str, object]:
 
 
 @pytest.mark.timeout(2 * SECONDS + 60)
-async def test_inspection_reads_dead_letters_of_rocketmq(shop: Shop, rocketmq: RocketMQ) -> None:
+async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq: RocketMQ) -> None:
     group = shop.name
     keys = {"operator-key": rocketmq.secret, "jobs-key": await buried(rocketmq, group)}
     for name, secret in keys.items():
@@ -49,6 +54,7 @@ async def test_inspection_reads_dead_letters_of_rocketmq(shop: Shop, rocketmq: R
         "authentication": key_of(ADMIN, "operator-key"),
         "allow": [{"name": "shop", "topics": [group], "groups": [group]}],
         "inspection": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
+        "replay": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
     }
     shop.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec={"rocketmq": cluster})
     policy = {"connectionRef": {"name": "main"}, "topic": group, "group": group}
@@ -56,17 +62,15 @@ async def test_inspection_reads_dead_letters_of_rocketmq(shop: Shop, rocketmq: R
     recipient = Recipient()
     reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
     shop.inspect("now", policyRef=reference, messages={"recipient": recipient.public_key})
-    shop.apply(
-        "redrive.io/v1beta1",
-        "Replay",
-        "now",
-        spec={"policyRef": reference, "engine": "Job"},
-    )
+    shop.replay("now", policyRef=reference, target={"type": "Source"})
+    shop.replay("grpc", policyRef=reference)
     status = shop.inspection("now")
     assert (status["phase"], status["run"]["matched"]) == ("Completed", 2)
     assert [c["messages"] for c in status["run"]["causes"]] == [2]
     uid = shop.kubectl("get", "inspection/now", "-o", "jsonpath={.metadata.uid}")
     records = recipient.open(status["run"]["sealed"], uid, MessageRecord)
     assert [(r["id"], r["attempts"]) for r in records] == [("broker-a:0:1", 4), ("broker-a:0:0", 3)]
-    wait_until(lambda: "Ready" in shop.status("now"))
-    assert shop.status("now")["Ready"]["reason"] == "OtherBroker"
+    counts = shop.reaches("now", "Completed")["run"]["counts"]
+    assert (counts["matched"], counts["moved"], counts["left"]) == (2, 2, 0)
+    wait_until(lambda: "Ready" in shop.status("grpc"))
+    assert shop.status("grpc")["Ready"]["reason"] == "OtherBroker"

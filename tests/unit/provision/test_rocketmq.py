@@ -18,7 +18,7 @@ from redrive.kube.resources import Key
 from tests.support.rocketmq_policy import RocketMQPolicy
 
 KEY = Key("shop", "orders")
-RETRY, DEAD = "%RETRY%fulfilment", "%DLQ%fulfilment"
+RETRY, DEAD, LEDGER = "%RETRY%fulfilment", "%DLQ%fulfilment", "redrive-ledger-fulfilment"
 MASTERS = (Master("a", "a:1"), Master("b", "b:1"))
 
 
@@ -128,7 +128,9 @@ async def test_observing_policy_writes_nothing() -> None:
 @pytest.mark.parametrize("messages", [0, 7])
 async def test_deletion_keeps_topics_with_messages(messages: int) -> None:
     shop = Shop(deletionPolicy="Delete")
+    shop.has_replays = True
     await shop.reconcile()
+    assert shop.cluster.topics["b", LEDGER] == QueueCounts(1, 1, 6)
     shop.cluster.messages = messages
     body = shop.body
     body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "9999"}
@@ -136,7 +138,8 @@ async def test_deletion_keeps_topics_with_messages(messages: int) -> None:
     await shop.reconcile()
     assert shop.body is None
     assert shop.cluster.groups == {}
-    assert (("a", DEAD) in shop.cluster.topics) is bool(messages)
+    kept = {topic for _, topic in shop.cluster.topics}
+    assert kept == {"orders"} | ({RETRY, DEAD, LEDGER} if messages else set())
     assert ("a", "orders") in shop.cluster.topics
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from redrive.api import Body
 from redrive.api.conditions import READY, STALLED, find
@@ -28,10 +28,11 @@ from redrive.api.replay import (
 )
 from redrive.api.replay_status import FINAL, ReplayRun, is_admitted
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
+from redrive.api.rocketmq import RocketMQReplays
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
 from redrive.kube.cache import Cache, Turn
-from redrive.kube.connections import effective_spec, spec_of
+from redrive.kube.connections import effective_spec, spec_at, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key, PolicyKey
@@ -41,8 +42,9 @@ from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
 from redrive.replay import selection
 from redrive.replay.controller import launch
-from redrive.replay.controller.checks import RunRequest, check_run, no_identity
+from redrive.replay.controller.checks import BrokerRun, RunRequest, check_run, no_identity
 from redrive.replay.controller.launch import ChosenTemplate
+from redrive.replay.controller.rocketmq import RocketMQReplayBroker
 from redrive.replay.controller.spark_operators import (
     LAUNCHERS,
     Launcher,
@@ -50,7 +52,7 @@ from redrive.replay.controller.spark_operators import (
     find_application,
     was_launched,
 )
-from redrive.replay.spec import Choice, ReplayJob
+from redrive.replay.spec import Choice, ReplayJob, RunJob
 
 
 @dataclass(frozen=True)
@@ -59,19 +61,21 @@ class Admitted:
 
     Attributes:
         job: the run.
-        identity: replay role, with the references to its credentials in the Replay's namespace.
+        identity: access of the job, see `BrokerRun`.
         redirect_hosts: hosts that its requests may be redirected to, see `Access.hosts`.
         template: job template, with the number of executors.
         connection_ref: connection of the policy.
-        grants: topics on which the replay role gets rights: the target, and the targets of earlier
+        role: Pulsar role of the job; empty for other brokers.
+        grants: topics on which the role gets rights: the target, and the targets of earlier
             Replays of the policy, which the run may have to search.
     """
 
-    job: ReplayJob
-    identity: ReplayIdentity
+    job: RunJob
+    identity: ReplayIdentity | RocketMQReplays
     redirect_hosts: tuple[str, ...]
     template: ChosenTemplate
     connection_ref: ConnectionRef
+    role: str
     grants: tuple[TopicName, ...]
 
 
@@ -83,23 +87,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         RedriveError: it cannot run now, for the reason of the error.
     """
     spec = ctx.replays.derive(checked_spec, replay)
-    where = None if spec.select is None else spec.select.where
-    key = Key.of(replay)
     policy_key = PolicyKey.of(replay)
-    if policy_key.kind != resources.POLICIES.kind:
-        raise Reason.OTHER_BROKER.error(
-            "Replays are for policies of Pulsar",
-            got=f"{policy_key.kind} {policy_key}",
-            remedy="use tools of the broker, or refer to a RetryPolicy",
-        )
     body = ready_policy(policy_key, ctx)
-    reference, connection, asked, policy = used_policy(body, ctx)
-    through = connections.key_of(reference, key.namespace)
-    permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
-    run = RunRequest(spec, policy_key.key, asked, policy, through, connection, permitted)
-    identity = check_run(run)
-    engine = choose_engine(spec, replay, body, ctx)
-    pods = choose_template(spec.job_template, connection.jobs, engine, key.namespace, ctx)
+    run = BROKERS[policy_key.kind].run(spec, replay, body, ctx)
+    namespace = policy_key.namespace
+    pods = choose_template(spec.job_template, run.jobs, run.engine, namespace, ctx)
     if spec.suspend:
         raise Reason.SUSPENDED.error(
             "the Replay is suspended",
@@ -107,40 +99,101 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         )
     if spec.mode is Mode.RUN:
         _check_priority(replay, ctx)
-    _check_runs(replay, through, permitted.limits.runs, ctx)
-    bounds = [
-        bound
-        for bound in (asked.replay.approval_above, identity.approval_above)
-        if bound is not None
-    ]
-    job = ReplayJob(
-        namespace=key.namespace,
-        name=key.name,
-        uid=replay["metadata"]["uid"],
-        policy=policy,
-        service_url=connection.pulsar.service_url,
-        admin_url=connection.pulsar.admin_url,
-        where=where,
-        dry_run=spec.is_plan,
-        review=spec.mode is Mode.REVIEW,
-        reason=spec.reason or "",
-        ticket=spec.ticket or "",
-        rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
-        batch=spec.sending is Sending.BATCHED,
-        choice=_choice(spec),
-        approval_above=min(bounds, default=None),
-        target=run.target,
-        exactly_once=spec.guarantee is Guarantee.EXACTLY_ONCE,
-        follow_for=_seconds(spec.follow_for),
-    )
-    wanted = dict.fromkeys((run.target, *former_targets(replay, ctx, policy.topic)))
-    grants = tuple(
+    _check_runs(replay, run.through, run.runs, ctx)
+    reference = ConnectionRef(name=run.through.name, namespace=run.through.namespace)
+    hosts, grants = run.redirect_hosts, _granted(run, replay, ctx)
+    return Admitted(run.job, run.identity, hosts, pods, reference, run.role, grants)
+
+
+def _granted(run: BrokerRun, replay: Body, ctx: Context) -> tuple[TopicName, ...]:
+    if not isinstance(run.job, ReplayJob):
+        return ()
+    policy, namespace = run.job.policy, run.job.namespace
+    connection = spec_at(run.through, ctx.connections)
+    permitted = connections.permissions(connection, run.through, namespace, ctx.namespaces)
+    wanted = dict.fromkeys((run.job.target, *former_targets(replay, ctx, policy.topic)))
+    return tuple(
         topic
         for topic in wanted
-        if topic not in {None, policy.retry_topic} and permitted.allows_role(identity.role, topic)
+        if topic not in {None, policy.retry_topic} and permitted.allows_role(run.role, topic)
     )
-    hosts = connection.pulsar.redirect_hosts
-    return Admitted(job, identity, hosts, pods, reference, grants)
+
+
+class ReplayBroker(Protocol):
+    """Kind of broker, by the kind of its policies."""
+
+    def identity(
+        self, through: Key, namespace: str, ctx: Context
+    ) -> ReplayIdentity | RocketMQReplays:
+        """Return the access that the connection *through* gives to jobs of *namespace*.
+
+        Raises:
+            RedriveError: the connection gives none, or not to the namespace.
+        """
+
+    def run(self, spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> BrokerRun:
+        """Check a Replay against its Ready policy and its connection.
+
+        Raises:
+            RedriveError: it may not run as it is.
+        """
+
+
+class _PulsarReplays:
+    def identity(self, through: Key, namespace: str, ctx: Context) -> ReplayIdentity:
+        connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
+        if connection.replay is None:
+            raise no_identity(through)
+        return connection.replay
+
+    def run(self, spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> BrokerRun:
+        key, policy_key = Key.of(replay), Key.of(policy)
+        reference, connection, asked, used = used_policy(policy, ctx)
+        through = connections.key_of(reference, key.namespace)
+        permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
+        request = RunRequest(spec, policy_key, asked, used, through, connection, permitted)
+        identity = check_run(request)
+        bounds = [
+            bound
+            for bound in (asked.replay.approval_above, identity.approval_above)
+            if bound is not None
+        ]
+        job = ReplayJob(
+            namespace=key.namespace,
+            name=key.name,
+            uid=replay["metadata"]["uid"],
+            policy=used,
+            service_url=connection.pulsar.service_url,
+            admin_url=connection.pulsar.admin_url,
+            where=None if spec.select is None else spec.select.where,
+            dry_run=spec.is_plan,
+            review=spec.mode is Mode.REVIEW,
+            reason=spec.reason or "",
+            ticket=spec.ticket or "",
+            rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
+            batch=spec.sending is Sending.BATCHED,
+            choice=_choice(spec),
+            approval_above=min(bounds, default=None),
+            target=request.target,
+            exactly_once=spec.guarantee is not Guarantee.AT_LEAST_ONCE,
+            follow_for=_seconds(spec.follow_for),
+        )
+        return BrokerRun(
+            job,
+            identity,
+            through,
+            connection.jobs,
+            choose_engine(spec, replay, policy, ctx),
+            permitted.limits.runs,
+            connection.pulsar.redirect_hosts,
+            identity.role,
+        )
+
+
+BROKERS: dict[str, ReplayBroker] = {
+    resources.POLICIES.kind: _PulsarReplays(),
+    resources.ROCKETMQ_POLICIES.kind: RocketMQReplayBroker(),
+}
 
 
 _WITHDRAWN = {
@@ -167,9 +220,7 @@ def check_permitted(replay: Body, ctx: Context) -> None:
     if not is_known or launched.launcher.run(launched.application).phase in FINAL:
         return
     try:
-        connection = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
-        if connection.replay is None:
-            raise no_identity(through)
+        BROKERS[PolicyKey.of(replay).kind].identity(through, namespace, ctx)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
             raise Reason.REPLAY_FAILED.error(

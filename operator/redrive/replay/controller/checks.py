@@ -11,13 +11,40 @@ from dataclasses import dataclass
 from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity, Requirement
 from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.permissions import Permissions
-from redrive.api.replay import Confirmation, ReplaySpec, Sending
+from redrive.api.replay import Confirmation, ReplayEngine, ReplaySpec, Sending
 from redrive.api.retrypolicy import ReplaySafety, RetryPolicySpec
+from redrive.api.rocketmq import RocketMQReplays
 from redrive.errors import RedriveError
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
+from redrive.replay.spec import RunJob
+
+
+@dataclass(frozen=True)
+class BrokerRun:
+    """A Replay that its connection and its policy permit.
+
+    Attributes:
+        job: the run.
+        identity: access of the job, with references to its credentials in the Replay's namespace.
+        through: connection of the policy.
+        jobs: limits of the job templates.
+        engine: engine of the run.
+        runs: maximum number of concurrent Replays of the namespace.
+        redirect_hosts: hosts that its requests may be redirected to, see `Access.hosts`.
+        role: Pulsar role of the job; empty for other brokers.
+    """
+
+    job: RunJob
+    identity: ReplayIdentity | RocketMQReplays
+    through: Key
+    jobs: ConnectionJobs | None
+    engine: ReplayEngine
+    runs: int
+    redirect_hosts: tuple[str, ...] = ()
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,11 +105,12 @@ def identity_is_missing(request: RunRequest) -> RedriveError | None:
     return no_identity(request.through) if request.connection.replay is None else None
 
 
-def no_identity(connection: Key) -> RedriveError:
-    """Return the error of a connection without a role for Replays."""
+def no_identity(
+    connection: Key, field: str = "spec.replay, with a role and where its credentials lie"
+) -> RedriveError:
+    """Return the error of a connection without credentials for Replays, which need *field*."""
     return Reason.REPLAY_IDENTITY_MISSING.error(
-        f"the BrokerConnection {connection} names no role for replays",
-        remedy="give it spec.replay, with a role and where its credentials lie",
+        f"the BrokerConnection {connection} names no role for replays", remedy=f"give it {field}"
     )
 
 
@@ -91,11 +119,16 @@ def trust_is_not_supported(request: RunRequest) -> RedriveError | None:
     connection = request.connection
     if connection.pulsar.tls is None or connection.replay is None or connection.replay.tls:
         return None
+    return no_trust(request.through, "spec.pulsar.tls", "spec.replay.tls")
+
+
+def no_trust(connection: Key, field: str, missing: str) -> RedriveError:
+    """Return the error of certificate authorities in *field* that jobs don't have."""
     return Reason.TRUST_NOT_SUPPORTED.error(
-        f"the BrokerConnection {request.through} has certificate authorities of its own, and names "
+        f"the BrokerConnection {connection} has certificate authorities of its own, and names "
         "none for replay jobs",
-        got="spec.pulsar.tls without spec.replay.tls",
-        remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
+        got=f"{field} without {missing}",
+        remedy=f"store them in the namespaces of Replays, and name them in {missing}",
     )
 
 

@@ -22,6 +22,7 @@ from redrive.reasons import Reason
 from redrive.replay.controller.admission import Admitted, retry_policy_of
 from redrive.replay.controller.launch import KEY_FILE
 from redrive.replay.evidence import KEY_BYTES, LedgerKey
+from redrive.replay.spec import ReplayJob
 
 KEY_ID = "redrive.io/ledger-key"
 """Property of a ledger topic: the id of its key."""
@@ -40,8 +41,10 @@ def operator_secret(template: Key) -> Key:
     return Key(template.namespace, f"{template.name}-keys")
 
 
-async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerKey:
+async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerKey | None:
     """Return the key of the ledger of a Replay, and mark the ledger topic with it.
+
+    A ledger of RocketMQ has no key.
 
     Args:
         admitted: the Replay.
@@ -52,10 +55,13 @@ async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerK
         LedgerKeyLost: the ledger has another key than those of the operator.
         RedriveError: the broker or the API server refuses.
     """
-    topic = admitted.job.policy.ledger_topic
-    connection = await ctx.brokers.resolve(admitted.connection_ref, admitted.job.namespace)
+    job = admitted.job
+    if not isinstance(job, ReplayJob):
+        return None
+    topic = job.policy.ledger_topic
+    connection = await ctx.brokers.resolve(admitted.connection_ref, job.namespace)
     secret = operator_secret(template)
-    keys = _derived(await _read(secret, ctx), admitted.job.namespace, topic)
+    keys = _derived(await _read(secret, ctx), job.namespace, topic)
     properties = (await connection.admin.metadata(topic, partitioned=False)).properties
     key_id = properties.get(KEY_ID, "")
     for key in keys:
@@ -83,12 +89,14 @@ def secret_of(replay: Body, key: LedgerKey) -> str:
     return f"{PolicyKey.of(replay).name}-ledger-{key.id[:_ID_ROOM]}"
 
 
-async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
-    """Create the Secret with *key*, unless it exists; it is deleted with the policy.
+async def provide_secret(replay: Body, key: LedgerKey | None, ctx: Context) -> None:
+    """Create the Secret with *key*, if any, unless it exists; it is deleted with the policy.
 
     Raises:
         KubernetesError: the API server refuses.
     """
+    if key is None:
+        return
     policy = retry_policy_of(replay, ctx.policies)
     owners = [] if policy is None else [resources.owner_reference(resources.POLICIES, policy)]
     label, value = MANAGED

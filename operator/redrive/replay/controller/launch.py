@@ -36,12 +36,12 @@ from redrive.api.job import (
 )
 from redrive.api.model import CaKind, CaRef
 from redrive.api.replay import ReplayEngine
-from redrive.api.rocketmq import AccessKey, RocketMQAuthentication, RocketMQInspection
+from redrive.api.rocketmq import AccessKey, RocketMQAuthentication, RocketMQJobs
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources
 from redrive.kube.context import Settings
 from redrive.kube.resources import CONNECTION, MANAGED, POLICY_LABEL, Key, Resource
-from redrive.replay.spec import PodSize, ReplayJob
+from redrive.replay.spec import PodSize, RunJob
 
 SPARK_VERSION = "4.3.0"
 
@@ -95,7 +95,7 @@ class ChosenTemplate:
 def application(  # noqa: PLR0913, PLR0917  each has a source of its own
     replay: Body,
     through: Key,
-    job: ReplayJob,
+    job: RunJob,
     access: PodAccess,
     chosen: ChosenTemplate,
     settings: Settings,
@@ -252,7 +252,7 @@ def needed_objects(template: Body) -> Iterator[NamedObject]:
         yield NamedObject(_KINDS[kind], name)
 
 
-def lent_objects(identity: JobIdentity | RocketMQInspection) -> frozenset[NamedObject]:
+def lent_objects(identity: JobIdentity | RocketMQJobs) -> frozenset[NamedObject]:
     """Return the objects that a connection names for jobs, which need the consent of their owner.
 
     Args:
@@ -285,7 +285,7 @@ class PodAccess:
 
 
 def pod_access(
-    identity: JobIdentity | RocketMQInspection,
+    identity: JobIdentity | RocketMQJobs,
     redirect_hosts: Sequence[str],
     *more_sources: Mapping[str, Any],
 ) -> PodAccess:
@@ -340,7 +340,7 @@ def _description(
     return access
 
 
-def _sources(identity: JobIdentity | RocketMQInspection) -> Iterator[Mapping[str, Any]]:
+def _sources(identity: JobIdentity | RocketMQJobs) -> Iterator[Mapping[str, Any]]:
     """Yield the mounted sources, each at its path of `BrokerAccess`."""
     match identity.authentication:
         case RocketMQAuthentication(access_key=AccessKey(secret_ref=ref)):

@@ -239,9 +239,10 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     ):
         return ()
     admitted = admit(replay, ctx)
-    job, topic = admitted.job, admitted.job.target
-    if topic is None and not admitted.grants:
+    job = admitted.job
+    if not isinstance(job, ReplayJob) or not (job.target or admitted.grants):
         return ()
+    topic = job.target
     connection = await ctx.brokers.resolve(admitted.connection_ref, job.namespace)
     try:
         events = () if topic is None else await _check(job, topic, connection.admin)
@@ -252,7 +253,7 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
         raise
     for needed in () if job.dry_run else admitted.grants:
         try:
-            await rights.grant(replay, needed, admitted.identity.role, connection, ctx)
+            await rights.grant(replay, needed, admitted.role, connection, ctx)
         except AdminNotFoundError:
             if needed == topic:
                 raise

@@ -426,15 +426,15 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     admitted = admit(replay, ctx)
     launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
     key = await keys.ledger_key(admitted, ctx.settings.replay_template, ctx)
-    key_secret = keys.secret_of(replay, key)
-    access = pod_access(admitted.identity, admitted.redirect_hosts, key_source(key_secret))
+    key_secret = keys.secret_of(replay, key) if key else None
+    sources = [key_source(key_secret)] if key_secret else []
+    access = pod_access(admitted.identity, admitted.redirect_hosts, *sources)
     image = await read_image(ctx.settings.replay_template, ctx)
-    connection = key_of(admitted.connection_ref, Key.of(replay).namespace)
-    wanted = launch.application(
-        replay, connection, admitted.job, access, admitted.template, ctx.settings, image=image
-    )
+    through = key_of(admitted.connection_ref, admitted.job.namespace)
+    job, template = admitted.job, admitted.template
+    wanted = launch.application(replay, through, job, access, template, ctx.settings, image=image)
     lent = launch.lent_objects(admitted.identity)
-    await check_prerequisites(wanted, connection, lent, key_secret, ctx)
+    await check_prerequisites(wanted, through, lent, key_secret, ctx)
     await keys.provide_secret(replay, key, ctx)
     created = await _create(launcher, wanted, admitted.template.name, ctx)
     ctx.applications[launcher.resource].put(created)

@@ -50,7 +50,7 @@ from redrive.replay.job.outcomes import MessageOutcomes
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, RunPreview, Scanned, so_far
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import RunJob
 
 _AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
 REVIEW_TIME = timedelta(minutes=15)
@@ -73,7 +73,7 @@ class Progress:
         KubernetesError: from each method, if the API server refuses.
     """
 
-    def __init__(self, job: ReplayJob) -> None:
+    def __init__(self, job: RunJob) -> None:
         self._key = Key(job.namespace, job.name)
         self._uid = job.uid
         self._approval_above = job.approval_above
@@ -83,7 +83,7 @@ class Progress:
         self._rate_limit = job.rate_limit
         self._speed = Speed()
         self._token = NOWHERE
-        self._is_fenced_by_ledger = not job.dry_run
+        self._is_fenced_by_ledger = job.is_fenced_by_ledger
         self._is_review = job.review
         self._review: dict[str, object] = {}
         self.awaits_admission = False
@@ -126,7 +126,7 @@ class Progress:
             logger.warning("approval of the run could not be read, suspending", exc_info=True)
             return DesiredState.SUSPEND
 
-    def rate_limit(self, _: ReplayJob) -> float | None:
+    def rate_limit(self, _: RunJob) -> float | None:
         """Return the limit of messages a second in the spec, as of the last report."""
         return self._rate_limit
 

@@ -17,6 +17,7 @@ from redrive.api.job import JobTemplate
 from redrive.api.permissions import LabelSelector, Namespaces
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import ADMITTED, ReplayRun, RunCounts
+from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import (
     InvalidSpecError,
     Requeue,
@@ -31,7 +32,7 @@ from redrive.kube.resources import CONNECTION, Key
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from redrive.replay.controller import admission, launch
-from redrive.replay.controller.admission import ENDED_AT, admit, former_targets
+from redrive.replay.controller.admission import ENDED_AT, former_targets
 from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import (
     APPLICATION,
@@ -39,7 +40,7 @@ from redrive.replay.controller.spark_operators import (
     Launched,
     find_application,
 )
-from redrive.replay.spec import Choice, ReplayJob
+from redrive.replay.spec import Choice, QueueReplayJob, ReplayJob
 from tests.support.connections import changed
 from tests.support.reasons import raises
 
@@ -203,6 +204,11 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
     )
 
 
+def admit(body: dict[str, Any], context: Context) -> Any:  # noqa: ANN401  its job is of any kind
+    """Return the admitted Replay."""
+    return admission.admit(body, context)
+
+
 def test_job_has_policy_broker_and_selection() -> None:
     admitted = admit(replay(where="cause_type = 'TimeoutError'"), ctx())
     assert str(admitted.job.policy.retry_topic) == "persistent://shop/prod/orders-fulfilment-RETRY"
@@ -241,13 +247,90 @@ def test_job_has_each_part_of_the_selection() -> None:
     assert admit(replay(spec={"maxReplays": 3}), ctx()).job.choice == Choice(max_replays=3)
 
 
+IN_ROCKETMQ = {"policyRef": {"kind": "RocketMQRetryPolicy", "name": "orders"}}
+
+
 def test_policies_of_one_name_differ_by_their_kind() -> None:
-    spec = {"policyRef": {"kind": "RocketMQRetryPolicy", "name": "orders"}}
-    other = launched(replay("other", spec={**spec, "target": {"type": "Source"}}))
-    with raises(Reason.OTHER_BROKER, match="got 'RocketMQRetryPolicy shop/orders'"):
+    other = launched(replay("other", spec={**IN_ROCKETMQ, "target": {"type": "Source"}}))
+    with raises(Reason.POLICY_NOT_FOUND, match="the RocketMQRetryPolicy of policyRef"):
         admit(other, ctx())
     context = ctx(replays=[other])
     assert admit(replay(age=1), context).grants == ()
+
+
+def rocketmq(clients: str = "Remoting", **more: object) -> Context:
+    """Return the context of a RocketMQRetryPolicy; its connection has *more* for the cluster."""
+    key = {"user": "replayer", "secretRef": {"name": "replayer", "key": "secretKey"}}
+    cluster = {
+        "nameServers": ["rocketmq:9876"],
+        "authentication": {"type": "None"},
+        "allow": [{"name": "one", "topics": ["*"], "groups": ["*"]}],
+        "replay": {
+            "authentication": {"type": "AccessKey", "accessKey": key}, "approvalAbove": 9
+        },
+        **more,
+    }  # fmt: skip
+    spec = {"connectionRef": {"name": "main"}, "topic": "orders", "group": "g", "clients": clients}
+    body = named("RocketMQRetryPolicy", "orders", spec, status=policy()["status"])
+    tables = {"policies": [policy()], "rocketmq_policies": [body]}
+    return ctx(connections=[named("BrokerConnection", "main", {"rocketmq": cluster})], **tables)
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "retry_of"),
+    [({}, "%RETRY%g", "orders"), ({"target": {"type": "Source"}}, "orders", "")],
+)
+def test_job_of_rocketmq_has_cluster_and_topics(
+    spec: dict[str, Any], target: str, retry_of: str
+) -> None:
+    select = {"keys": ["eu"], "limit": 5}
+    body = replay(spec={**IN_ROCKETMQ, "select": select, "maxReplays": 3, **spec})
+    admitted = admit(body, rocketmq())
+    source = RocketMQMessages("%DLQ%g", "g", ["rocketmq:9876"], None, [])
+    choice = Choice(keys=("eu",), limit=5, max_replays=3)
+    ledger = "redrive-ledger-g"
+    assert admitted.job == QueueReplayJob(
+        "shop", "now", "uid-now", source, ledger, target, retry_of, choice=choice, approval_above=9
+    )
+    assert admitted.template.engine is ReplayEngine.JOB
+    assert admitted.grants == ()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"guarantee": "ExactlyOnce"},
+        {"engine": "Spark"},
+        {"mode": "Review"},
+        {"sending": "Batched"},
+        {"followFor": "5m"},
+        {"confirmations": ["Reconciled"]},
+        {"jobTemplate": {"executors": 2}},
+        {"select": {"ids": ["1:2"]}},
+        {"select": {"where": "size > 1"}},
+        {"select": {"causes": ["a"]}},
+        {"target": {"type": "Topic", "topic": "persistent://shop/prod/orders"}},
+    ],
+)
+def test_fields_that_rocketmq_ignores_are_refused(spec: dict[str, Any]) -> None:
+    with raises(Reason.OTHER_BROKER, match="make another Replay without them"):
+        admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
+
+
+def test_retry_topic_of_grpc_clients_is_refused() -> None:
+    with raises(Reason.OTHER_BROKER, match="got 'target: Retry'; make another .* target Source"):
+        admit(replay(spec=IN_ROCKETMQ), rocketmq("GRPC"))
+    admit(replay(spec={**IN_ROCKETMQ, "target": {"type": "Source"}}), rocketmq("GRPC"))
+
+
+def test_replay_of_rocketmq_needs_access() -> None:
+    with raises(Reason.REPLAY_IDENTITY_MISSING, match=r"spec\.rocketmq\.replay"):
+        admit(replay(spec=IN_ROCKETMQ), rocketmq(replay=None))
+    with raises(Reason.NAMESPACE_NOT_ALLOWED):
+        admit(replay(spec=IN_ROCKETMQ), rocketmq(allow=[]))
+    tls = {"caRef": {"kind": "ConfigMap", "name": "ca", "key": "ca.crt"}}
+    with raises(Reason.TRUST_NOT_SUPPORTED, match=r"spec\.rocketmq\.replay\.tls"):
+        admit(replay(spec=IN_ROCKETMQ), rocketmq(tls=tls))
 
 
 def test_job_token_is_that_of_replay_role() -> None:

@@ -1,0 +1,570 @@
+"""Run of a Replay of RocketMQ: plan, search, move and account.
+
+A master has no acknowledgement of a dead letter, so a topic at each master records the Replays: its
+plan before the first message is moved, and the moved offsets at its end. A copy of a dead letter is
+stored at the same master, with its position and a proof. A run that follows an interrupted one
+searches the target from the offsets in the plan, so it moves no message again.
+
+A master deletes its oldest messages first, over all topics. Records and copies are younger than
+the dead letters that they are about, so they exist as long as these do.
+
+A run sends only while the status of the Replay has confirmed, within the last seconds, that no
+later run has begun. A driver that is stopped after this check and before its send, and resumes
+during a later run, stores one message twice. The later run counts it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import json
+import logging
+import math
+import re
+import secrets
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
+from redrive.admin.rocketmq import Master
+from redrive.auth.files import job_credentials
+from redrive.errors import RedriveError
+from redrive.kube.client import UnavailableError
+from redrive.policy import envelope
+from redrive.reading import broker
+from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage
+from redrive.reasons import Reason
+from redrive.replay.account import SHOWN, Account, CauseFigures, add_cause
+from redrive.replay.job.dispatch import (
+    CANCELED,
+    DEADLINE_EXCEEDED,
+    REPORT_SECONDS,
+    ReplayGoneError,
+    RunEndedError,
+)
+from redrive.replay.job.plan import (
+    SAMPLES,
+    SUSPENDED,
+    DesiredState,
+    RunPreview,
+    Scanned,
+)
+from redrive.replay.job.progress import Progress
+from redrive.replay.ledger import FencedError, lost
+from redrive.replay.records import RefusedMessage
+from redrive.replay.spec import MESSAGES_PER_SECOND, Chooser, FailureCause, QueueReplayJob
+
+BUSY_SECONDS = 0.2
+"""Pause before a message is sent again to a busy broker."""
+SETTLE_SECONDS = 2.0
+"""Pause after a call without an answer. A broker drops requests that wait longer than 0.2 s."""
+_RECORD_BYTES = 64 * 2**20
+_OF_BROKER = re.compile(
+    r"MAX_OFFSET|MIN_OFFSET|REAL_TOPIC|REAL_QID|DELAY|TIMER_\w+|__STARTDELIVERTIME|POP_CK|"
+    r"1ST_POP_TIME|CONSUME_START_TIME|RECONSUME_TIME|MAX_RECONSUME_TIMES|RETRY_TOPIC|PGROUP|WAIT|"
+    r"CLUSTER|MSG_REGION|TRACE_ON|TRAN_MSG|INNER_(NUM|BASE|MULTI_\w+)"
+)
+"""Properties that a broker adds or obeys: a copy must not have them."""
+_COMPRESSION = 1 | 7 << 8
+"""Flags of the storage of a message that a copy keeps."""
+
+logger = logging.getLogger(__name__)
+
+Offsets = dict[int, set[int]]
+"""Offsets by queue."""
+
+
+@dataclass
+class Share:
+    """The part of a plan at one master.
+
+    Attributes:
+        target: target topic.
+        after: offset at which each queue of the target ended when the plan was made.
+        key: key of the proofs in copies.
+        scanned: number of messages that were read.
+        selected: dead letters to move.
+        refused: causes of those that can't be moved, by id.
+        masters: names of all masters in the plan.
+        moved: dead letters whose copies are stored.
+        gone: dead letters that the master deleted after the plan.
+        rejected: dead letters that the master does not accept in the target.
+        doubled: number of copies beyond the first of each dead letter.
+    """
+
+    target: str
+    after: dict[int, int]
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
+    scanned: int = 0
+    selected: Offsets = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    masters: tuple[str, ...] = ()
+    moved: Offsets = field(default_factory=lambda: defaultdict(set))
+    gone: Offsets = field(default_factory=lambda: defaultdict(set))
+    rejected: Offsets = field(default_factory=lambda: defaultdict(set))
+    doubled: int = 0
+
+    def proof(self, position: str) -> str:
+        """Return the proof that a run of this plan has moved the dead letter at *position*."""
+        return hmac.digest(self.key.encode(), position.encode(), "sha256").hex()[:32]
+
+    def left(self, queue: int) -> set[int]:
+        """Return the offsets of a queue that are not settled."""
+        settled = self.moved[queue] | self.gone[queue] | self.rejected[queue]
+        return self.selected[queue] - settled
+
+    @property
+    def matched(self) -> int:
+        """Return the number of messages in the plan."""
+        return len(self.refused) + _count(self.selected)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as a record."""
+        return {
+            "target": self.target,
+            "after": self.after,
+            "key": self.key,
+            "scanned": self.scanned,
+            "selected": _written(self.selected),
+            "refused": self.refused,
+            "masters": self.masters,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Share:
+        """Return the plan in a record.
+
+        Raises:
+            ValueError, KeyError, TypeError: it has another form.
+        """
+        after = {int(queue): int(offset) for queue, offset in record["after"].items()}
+        return cls(
+            record["target"],
+            after,
+            record["key"],
+            record["scanned"],
+            _read(record["selected"]),
+            record["refused"],
+            tuple(record["masters"]),
+        )
+
+
+def _count(offsets: Offsets) -> int:
+    return sum(map(len, offsets.values()))
+
+
+def _written(offsets: Offsets) -> dict[str, list[list[int]]]:
+    """Return offsets as pairs of the first one and the one after the last of adjacent ones."""
+    written = {}
+    for queue, numbers in offsets.items():
+        groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+        runs = ([number for _, number in group] for _, group in groups)
+        written[str(queue)] = [[run[0], run[-1] + 1] for run in runs]
+    return written
+
+
+def _read(written: Mapping[str, Iterable[tuple[int, int]]]) -> Offsets:
+    return {
+        int(queue): set(itertools.chain.from_iterable(range(*run) for run in runs))
+        for queue, runs in written.items()
+    }
+
+
+class QueueLedger:
+    """Records of Replays at one master. The first plan of a Replay counts.
+
+    Args:
+        cluster: cluster of the master.
+        queue: first queue of the ledger topic, with the offsets to read.
+    """
+
+    def __init__(self, cluster: QueueCluster, queue: MessageQueue) -> None:
+        self._cluster, self._queue = cluster, queue
+        self.plans: dict[str, Share] = {}
+        self.ends: dict[str, Offsets] = {}
+        for _, messages in cluster.pulls(queue):
+            for message in messages:
+                self._add(message.content)
+
+    def _add(self, content: bytes) -> None:
+        try:
+            record = json.loads(zlib.decompressobj().decompress(content, _RECORD_BYTES))
+            uid = record["uid"]
+            if "moved" in record:
+                self.ends[uid] = _read(record["moved"])
+            else:
+                self.plans.setdefault(uid, Share.of(record))
+        except (zlib.error, ValueError, KeyError, TypeError):
+            logger.warning("a record of %s at %s is invalid", self._queue.topic, self._queue.master)
+
+    def write(self, uid: str, record: Mapping[str, Any]) -> None:
+        """Store a record of a Replay."""
+        content = zlib.compress(json.dumps({"uid": uid, **record}).encode())
+        self._cluster.send(self._queue, content)
+
+
+def run(job: QueueReplayJob, progress: Progress, *, was_planned: bool) -> None:
+    """Move the selected dead letters to their target, and report progress.
+
+    Args:
+        job: the run; a dry run is only planned.
+        progress: reporter, which has begun.
+        was_planned: True if a plan was reported before, so no other plan may be made.
+
+    Raises:
+        RedriveError: the ledger has lost the reported plan, or a master does not answer in time.
+        RunEndedError, ReplayGoneError: the run ended before all messages were moved.
+        FencedError: another run has begun.
+    """
+    with QueueCluster(job.source, job_credentials()) as cluster:
+        QueueRun(job, cluster, progress).run(was_planned=was_planned)
+
+
+class QueueRun:
+    """One run.
+
+    Args:
+        job: the run.
+        cluster: cluster of its policy.
+        progress: reporter.
+    """
+
+    def __init__(self, job: QueueReplayJob, cluster: QueueCluster, progress: Progress) -> None:
+        self._job, self._cluster, self._progress = job, cluster, progress
+        self._ledgers: dict[Master, QueueLedger] = {}
+        self._shares: dict[Master, Share] = {}
+        self._causes: dict[FailureCause, CauseFigures] = {}
+        self._samples: list[str] = []
+        self._confirmed = self._next_send = self._scan_due = -math.inf
+        self._needs_search = False  # True while copies may be stored that are not known
+
+    def run(self, *, was_planned: bool) -> None:
+        """See the function `run`."""
+        broker.waited(lambda: self._plan(was_planned=was_planned))
+        if self._job.dry_run:
+            self._progress.preview(self._preview())
+            return
+        try:
+            self._move()
+        except (RunEndedError, ReplayGoneError):
+            if not self._needs_search:
+                self._record_end()
+            raise
+        self._record_end()
+        self._progress.report(self.account())
+
+    def _plan(self, *, was_planned: bool) -> None:
+        """Read the plan of each master from its ledger, or make it.
+
+        Raises:
+            RedriveError: a topic is missing, a master does not answer, or the plan is lost.
+        """
+        job, masters = self._job, self._cluster.masters()
+        self._ledgers = {master: self._ledger(master) for master in masters}
+        plans = {
+            master: ledger.plans[job.uid]
+            for master, ledger in self._ledgers.items()
+            if job.uid in ledger.plans
+        }
+        names = {name for share in plans.values() for name in share.masters}
+        if missing := names - {master.name for master in masters}:
+            raise BrokerUnreachableError(
+                "the name server does not list a master of the plan",
+                got=", ".join(sorted(missing))[:255],
+                remedy="start it; the run resumes then",
+            )
+        self._needs_search = bool(plans)
+        self._shares = {}
+        for master, ledger in self._ledgers.items():
+            if names and master.name not in names:
+                continue
+            share = plans.get(master)
+            if share is None and was_planned and not job.dry_run:
+                raise lost(job.uid)
+            if share is None:
+                share = self._planned(master, ledger, tuple(master.name for master in masters))
+                if not job.dry_run:
+                    ledger.write(job.uid, share.to_json())
+            self._shares[master] = share
+
+    def _ledger(self, master: Master) -> QueueLedger:
+        return QueueLedger(self._cluster, self._queues(master, self._job.ledger)[0])
+
+    def _queues(self, master: Master, topic: str) -> list[MessageQueue]:
+        """Return the queues of a topic.
+
+        Raises:
+            TargetNotFound: the master has no such topic.
+        """
+        if queues := self._cluster.queues(master, topic):
+            return queues
+        raise Reason.TARGET_NOT_FOUND.error(
+            f"{master} does not have a topic that this Replay needs",
+            got=topic,
+            remedy="create it there, and make another Replay",
+        )
+
+    def _planned(self, master: Master, ledger: QueueLedger, masters: tuple[str, ...]) -> Share:
+        """Plan the dead letters at a master that no other Replay has moved."""
+        job = self._job
+        queues = self._queues(master, job.target)
+        after = {queue.number: queue.offsets.stop for queue in queues}
+        share = Share(job.target, after, masters=masters)
+        before = self._moved_before(master, ledger)
+        chooser, limit = Chooser(job.choice), job.choice.limit
+        others = sum(share.matched for share in self._shares.values())
+        for queue in self._cluster.queues(master, job.source.topic):
+            selected = share.selected.setdefault(queue.number, set())
+            for message in self._messages(queue):
+                if limit is not None and others + share.matched >= limit:
+                    return share
+                if message.offset in before[queue.number]:
+                    continue
+                row = message.row(queue)
+                share.scanned += 1
+                failure = FailureCause.of(row.properties)
+                if not chooser.takes(row.position, row.key, row.publish_time, failure):
+                    continue
+                place = f"{master.name}:{queue.number}:{message.offset}"
+                if cause := self._refusal(message):
+                    share.refused[place] = cause
+                    continue
+                selected.add(message.offset)
+                self._samples = [*self._samples, place][:SAMPLES]
+                figures = CauseFigures(1, int(row.replays > 0), row.publish_time, row.publish_time)
+                add_cause(self._causes, failure, figures)
+        return share
+
+    def _refusal(self, message: QueueMessage) -> str:
+        """Return the cause for which a message can't be moved; empty without one."""
+        most = self._job.choice.max_replays
+        if message.properties is None:
+            return "UnreadableProperties"
+        is_over = most is not None and envelope.replays(message.properties) >= most
+        return "ReplayedTooOften" if is_over else ""
+
+    def _messages(self, queue: MessageQueue) -> Iterator[QueueMessage]:
+        """Yield the messages of a queue, and report the plan so far every few seconds."""
+        for _, messages in self._cluster.pulls(queue):
+            yield from messages
+            if time.monotonic() > self._scan_due:
+                self._scan_due = time.monotonic() + REPORT_SECONDS
+                count = sum(share.scanned for share in self._shares.values())
+                with suppress(UnavailableError):
+                    self._progress.report_scan(Scanned(count))
+
+    def _moved_before(self, master: Master, ledger: QueueLedger) -> Offsets:
+        """Return the dead letters that other Replays have moved.
+
+        One without a record of its end was killed, so its target is searched.
+        """
+        moved: Offsets = defaultdict(set)
+        for uid, share in ledger.plans.items():
+            if uid == self._job.uid:
+                continue
+            ended = ledger.ends.get(uid)
+            of_plan = self._search(master, share) if ended is None else ended
+            for queue, offsets in of_plan.items():
+                moved[queue] |= offsets
+        return moved
+
+    def _search(self, master: Master, share: Share) -> Offsets:
+        """Return the dead letters of a plan that have copies in its target, and count doubled."""
+        copies: Counter[tuple[int, int]] = Counter()
+        for queue in self._cluster.queues(master, share.target):
+            start = max(queue.offsets.start, share.after.get(queue.number, 0))
+            after = replace(queue, offsets=range(start, queue.offsets.stop))
+            for _, messages in self._cluster.pulls(after):
+                for message in messages:
+                    properties = message.properties or {}
+                    position = properties.get(envelope.REPLAY_SOURCE, "")
+                    if properties.get(envelope.REPLAY_PROOF) == share.proof(position):
+                        _, number, offset = position.rsplit(":", 2)
+                        copies[int(number), int(offset)] += 1
+        moved: Offsets = defaultdict(set)
+        for index, stored in copies:
+            moved[index].add(stored)
+        share.doubled = copies.total() - len(copies)
+        return moved
+
+    def _move(self) -> None:
+        """Move the messages that are left. After an outage the target is searched again.
+
+        Raises:
+            BrokerUnreachableError: a master did not answer for five minutes.
+        """
+        is_unsure, failed_since = self._needs_search, None
+        while True:
+            try:
+                if self._needs_search:
+                    self._search_all()
+                    self._needs_search, failed_since = False, None
+                for master, share in self._shares.items():
+                    self._move_share(master, share)
+                return self._search_all() if is_unsure else None
+            except BrokerUnreachableError as error:
+                self._needs_search = is_unsure = True
+                failed_since = failed_since or time.monotonic()
+                if time.monotonic() - failed_since > broker.WAIT_SECONDS:
+                    raise
+                logger.warning("retrying: %s", error)
+                time.sleep(SETTLE_SECONDS)
+                self._confirm()
+
+    def _search_all(self) -> None:
+        for master, share in self._shares.items():
+            share.moved = self._search(master, share)
+            if share.doubled:
+                logger.warning("%s messages are stored twice in %s", share.doubled, share.target)
+
+    def _move_share(self, master: Master, share: Share) -> None:
+        targets = self._queues(master, share.target)
+        for number in share.selected:
+            pending = share.left(number)
+            if not pending:
+                continue
+            offsets = range(min(pending), max(pending) + 1)
+            source = MessageQueue(master, self._job.source.topic, number, offsets)
+            for covered, messages in self._cluster.pulls(source):
+                for message in messages:
+                    if message.offset in pending:
+                        self._copy(message, source, share, targets)
+                stored = {message.offset for message in messages}
+                share.gone[number] |= pending.intersection(covered) - stored
+
+    def _copy(
+        self, message: QueueMessage, source: MessageQueue, share: Share, targets: list[MessageQueue]
+    ) -> None:
+        """Store a dead letter in the target, unless the broker does not accept it."""
+        position = f"{source.master.name}:{source.number}:{message.offset}"
+        properties = self._properties(message, position, share)
+        key = properties.get("__SHARDINGKEY") or properties.get("KEYS")
+        place = message.offset if key is None else zlib.crc32(key.encode())
+        began = time.monotonic()
+        while True:
+            self._pace()
+            try:
+                self._cluster.send(
+                    targets[place % len(targets)],
+                    message.content,
+                    "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
+                    flags=message.flags & _COMPRESSION,
+                    born=message.born,
+                )
+            except BrokerFailedError:
+                if time.monotonic() - began > broker.WAIT_SECONDS:
+                    raise
+                time.sleep(BUSY_SECONDS)
+            except BrokerRefusedError as error:
+                logger.warning("%s is refused: %s", position, error)
+                share.rejected[source.number].add(message.offset)
+                return
+            else:
+                share.moved[source.number].add(message.offset)
+                return
+
+    def _properties(self, message: QueueMessage, position: str, share: Share) -> dict[str, str]:
+        """Return the properties of a copy: those of the producer, and the marks of the move."""
+        own = {k: v for k, v in (message.properties or {}).items() if not _OF_BROKER.fullmatch(k)}
+        job = self._job
+        carried = envelope.for_replay(own, replay=f"{job.namespace}/{job.name}", source=position)
+        del carried[envelope.RECONSUMETIMES]  # a field of the call
+        carried[envelope.REPLAY_PROOF] = share.proof(position)
+        return carried | ({"RETRY_TOPIC": job.retry_of} if job.retry_of else {})
+
+    def _pace(self) -> None:
+        """Wait until one message may be sent.
+
+        Raises:
+            RunEndedError, ReplayGoneError, FencedError: the run has to end.
+        """
+        while True:
+            self._confirm()
+            rate, now = self._progress.rate_limit(self._job), time.monotonic()
+            if rate is None or self._next_send <= now:
+                self._next_send = now + 1 / (rate or math.inf)
+                return
+            time.sleep(min(self._next_send - now, REPORT_SECONDS))
+
+    def _confirm(self) -> None:
+        """Report every `REPORT_SECONDS`, and wait while the run is suspended.
+
+        Nothing is sent while the API server does not answer: another run may have begun.
+
+        Raises:
+            RunEndedError, ReplayGoneError, FencedError: the run has to end.
+        """
+        if time.monotonic() - self._confirmed < REPORT_SECONDS:
+            return None
+        pause, failed_since = None, time.monotonic()
+        while True:
+            try:
+                desired = self._progress.report(self.account(), pause=pause)
+                self._confirmed = failed_since = time.monotonic()
+            except FencedError:
+                raise
+            except RedriveError:
+                if time.monotonic() - failed_since > broker.WAIT_SECONDS:
+                    raise
+                logger.warning("status update failed, retrying", exc_info=True)
+            else:
+                if desired is not DesiredState.SUSPEND:
+                    return self._end(desired)
+                pause = SUSPENDED
+            time.sleep(REPORT_SECONDS)
+
+    def _end(self, desired: DesiredState) -> None:
+        number = self.account().left
+        if not number or desired is DesiredState.RUN:
+            return
+        remedy = "make another Replay for those that are left"
+        if desired is DesiredState.END:
+            raise ReplayGoneError("the Replay is deleted", remedy=remedy)
+        is_late = desired is DesiredState.EXPIRE
+        raise RunEndedError(
+            f"the run {'has reached its deadline' if is_late else 'was canceled'}, and "
+            "dead letters are left",
+            got=number,
+            remedy=remedy,
+            reason=DEADLINE_EXCEEDED if is_late else CANCELED,
+        )
+
+    def _record_end(self) -> None:
+        """Record the moved dead letters. Without a record the next Replay searches the target."""
+        for master, share in self._shares.items():
+            record = {"moved": _written(share.moved)}
+            broker.waited(partial(self._ledgers[master].write, self._job.uid, record))
+
+    def account(self) -> Account:
+        """Return the account of all masters."""
+        shares = self._shares.values()
+        refused = [item for share in shares for item in share.refused.items()]
+        for master, share in self._shares.items():
+            for queue, offsets in share.rejected.items():
+                places = (f"{master.name}:{queue}:{offset}" for offset in sorted(offsets))
+                refused += [(place, "NotAccepted") for place in places]
+        matched = sum(share.matched for share in shares)
+        moved = sum(_count(share.moved) for share in shares)
+        skipped = sum(_count(share.gone) for share in shares)
+        return Account(
+            scanned=sum(share.scanned for share in shares),
+            matched=matched,
+            moved=moved,
+            skipped=skipped,
+            refused=len(refused),
+            left=matched - moved - skipped - len(refused),
+            refusals=tuple(RefusedMessage(place, 1, cause) for place, cause in refused[:SHOWN]),
+        )
+
+    def _preview(self) -> RunPreview:
+        account = self.account()
+        refused = Counter(cause for s in self._shares.values() for cause in s.refused.values())
+        rate = min(MESSAGES_PER_SECOND, self._job.rate_limit or math.inf)
+        seconds = math.ceil(account.left / rate)
+        return RunPreview(account, self._causes, refused, tuple(self._samples), seconds)

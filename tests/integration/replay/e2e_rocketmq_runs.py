@@ -1,0 +1,240 @@
+"""Drivers of Replays of RocketMQ that are killed or stopped, and a broker that restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive.admin.access import Access
+from redrive.admin.errors import BrokerUnreachableError
+from redrive.admin.rocketmq import Master, RocketMQAdmin, RocketMQSession
+from redrive.api.crds import crds
+from redrive.api.replay_status import ReplayStatus
+from redrive.api.rocketmq import RocketMQMessages
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.reading.queues import parse_stored
+from redrive.replay import __main__ as driver
+from redrive.replay.spec import QueueReplayJob
+from sandbox import chart, kubernetes, rocketmq
+from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
+from sandbox.rocketmq import ADMIN, RocketMQ
+from tests.support.namespaces import new_namespace
+from tests.support.rocketmq import allow, create_user
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+BROKER = "broker-a"
+DEAD_LETTERS = 60
+SLOWLY = {"messages": 20, "per": "1s"}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    started = Processes(tmp_path_factory.mktemp("rocketmq-runs"))
+    yield started
+    started.kill_all()
+
+
+@pytest.fixture(scope="module")
+def api(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    cluster = kubernetes.start(tmp_path_factory.mktemp("api"), processes)
+    cluster.define(crds())
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def broker(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> RocketMQ:
+    return rocketmq.start(tmp_path_factory.mktemp("rocketmq"), processes)
+
+
+class Shop:
+    """A group with dead letters, and a user for jobs with the documented rights."""
+
+    def __init__(self, api: Cluster, namespace: str, session: RocketMQSession, env: Any) -> None:  # noqa: ANN401
+        self.api, self.namespace, self.session, self.env = api, namespace, session, env
+        self.group = f"g-{secrets.token_hex(4)}"
+        self.source, self.dead_letters = f"orders-{self.group}", f"%DLQ%{self.group}"
+        self.ledger, self.retries = f"redrive-ledger-{self.group}", f"%RETRY%{self.group}"
+
+    async def prepare(self, cluster: RocketMQ, folder: Path) -> None:
+        (master,) = await self.session.masters()
+        for topic in (self.source, self.dead_letters, self.ledger, self.retries):
+            await self.session.put_topic(master, topic, 2 if topic == self.source else 1)
+        await self.session.put_group(master, {"groupName": self.group})
+        for number in range(DEAD_LETTERS):
+            properties = f"UNIQ_KEY\x01id{number}\x02KEYS\x01key{number % 7}\x02"
+            await self.session.send(master, self.dead_letters, 0, b"order", properties)
+        user = f"jobs-{self.group}"
+        (folder / "credentials").mkdir()
+        key = folder / "credentials" / "secret-key"
+        key.write_text(await create_user(self.session, master, user))
+        rights = {
+            f"Topic:{self.dead_letters}": ["Get", "Sub"],
+            f"Topic:{self.source}": ["Get", "Sub", "Pub"],
+            f"Topic:{self.ledger}": ["Get", "Sub", "Pub"],
+            f"Group:{self.group}": ["Get", "Sub"],
+        }
+        await allow(self.session, master, user, rights)
+        self.env[ACCESS_VARIABLE] = BrokerAccess(Method.ACCESS_KEY, str(folder), user=user).encode()
+        self.messages = RocketMQMessages(
+            self.dead_letters, self.group, [cluster.name_server], None, []
+        )
+
+    def replay(self, name: str, **spec: object) -> QueueReplayJob:
+        """Create a Replay, and return the job that moves its messages to the source."""
+        reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
+        metadata = {"name": name, "namespace": self.namespace}
+        manifest = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": metadata}
+        body = self.api.objects.create(manifest | {"spec": {"policyRef": reference, **spec}})
+        uid = body["metadata"]["uid"]
+        return QueueReplayJob(self.namespace, name, uid, self.messages, self.ledger, self.source)
+
+    def patch(self, name: str, **spec: object) -> None:
+        body = self.api.objects.get("replay", name, self.namespace)
+        self.api.objects.apply(
+            {
+                "apiVersion": body["apiVersion"],
+                "kind": body["kind"],
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": {**body["spec"], **spec},
+            }
+        )
+
+    @contextmanager
+    def driver(self, job: QueueReplayJob) -> Iterator[subprocess.Popen[str]]:
+        """Start a driver, which is killed in the end."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "redrive.replay", job.encode()],
+            env=os.environ | self.env | {"PYTHONPATH": str(Path(driver.__file__).parents[2])},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def moved(self, name: str) -> int:
+        """Return the number of messages that a run has reported as moved."""
+        body = self.api.objects.get("replay", name, self.namespace)
+        return ReplayStatus.of(body).run.counts.moved or 0
+
+    def ends(self, name: str, process: subprocess.Popen[str]) -> list[int | None]:
+        """Wait for the end of a driver, and return matched, moved, skipped, refused and left."""
+        _, log = process.communicate(timeout=120)
+        assert process.returncode == 0, log
+        body = self.api.objects.get("replay", name, self.namespace)
+        run = ReplayStatus.of(body).run
+        assert run.finished, log
+        counts = run.counts
+        return [counts.matched, counts.moved, counts.skipped, counts.refused, counts.left]
+
+    async def copies(self) -> Counter[str]:
+        """Return the number of copies in both targets, by the id of the message."""
+        (master,) = await self.session.masters()
+        copies: Counter[str] = Counter()
+        for topic, queue in ((self.source, 0), (self.source, 1), (self.retries, 0)):
+            copies += await self._copies_in(master, topic, queue)
+        return copies
+
+    async def _copies_in(self, master: Master, topic: str, queue: int) -> Counter[str]:
+        offsets = await self.session.offsets(master, topic, queue)
+        copies, offset = Counter[str](), offsets.start
+        while offset < offsets.stop:
+            place = master, topic, queue, offset, self.group
+            content, offset = await self.session.pull(*place)
+            for message in parse_stored(content):
+                assert message.properties is not None
+                assert not {"MAX_OFFSET", "REAL_TOPIC"} & message.properties.keys()
+                copies[message.properties["UNIQ_KEY"]] += 1
+        return copies
+
+
+ONCE = {f"id{number}": 1 for number in range(DEAD_LETTERS)}
+WHOLE = [DEAD_LETTERS, DEAD_LETTERS, 0, 0, 0]
+
+
+@pytest.fixture
+async def shop(api: Cluster, broker: RocketMQ, tmp_path: Path) -> AsyncIterator[Shop]:
+    access = Access(signing_key=(ADMIN, broker.secret))
+    with new_namespace(api) as namespace:
+        chart.prepare_replays(api, namespace)
+        account = api.service_account_kubeconfig(namespace, "redrive-job")
+        async with RocketMQAdmin([broker.name_server], access).session() as session:
+            made = Shop(api, namespace, session, {"KUBECONFIG": str(account)})
+            await made.prepare(broker, tmp_path)
+            yield made
+
+
+async def has_moved(shop: Shop, name: str) -> None:
+    """Wait until a run at a low rate has moved a part of its messages."""
+    await asyncio.to_thread(wait_until, lambda: shop.moved(name) >= 10, 60)
+
+
+async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
+    job = shop.replay("killed", rateLimit=SLOWLY)
+    with shop.driver(job) as first:
+        await has_moved(shop, "killed")
+        first.kill()
+        first.wait()
+    assert 10 <= (await shop.copies()).total() < DEAD_LETTERS
+    shop.patch("killed", rateLimit=None)
+    with shop.driver(job) as second:
+        assert await asyncio.to_thread(shop.ends, "killed", second) == WHOLE
+    with shop.driver(shop.replay("next")) as third:
+        assert await asyncio.to_thread(shop.ends, "next", third) == [0] * 5
+    assert await shop.copies() == ONCE
+
+
+async def test_next_replay_knows_what_a_killed_one_moved(shop: Shop) -> None:
+    with shop.driver(shop.replay("lost", rateLimit=SLOWLY)) as first:
+        await has_moved(shop, "lost")
+        first.kill()
+        first.wait()
+    copies = (await shop.copies()).total()
+    job = replace(shop.replay("next"), target=shop.retries, retry_of=shop.source)
+    with shop.driver(job) as second:
+        matched, moved, *others = await asyncio.to_thread(shop.ends, "next", second)
+    assert (matched, moved, others) == (DEAD_LETTERS - copies, DEAD_LETTERS - copies, [0, 0, 0])
+    assert await shop.copies() == ONCE
+
+
+async def test_stopped_driver_sends_nothing_after_the_second(shop: Shop) -> None:
+    """At this rate the first driver is stopped while it waits for its next message."""
+    job = shop.replay("stopped", rateLimit={"messages": 5, "per": "1s"})
+    with shop.driver(job) as first:
+        await has_moved(shop, "stopped")
+        first.send_signal(signal.SIGSTOP)
+        shop.patch("stopped", rateLimit=None)
+        with shop.driver(job) as second:
+            assert await asyncio.to_thread(shop.ends, "stopped", second) == WHOLE
+        first.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(first.wait, 60)
+    assert await shop.copies() == ONCE
+
+
+async def test_run_continues_after_a_restart_of_the_broker(
+    shop: Shop, broker: RocketMQ, processes: Processes
+) -> None:
+    with shop.driver(shop.replay("restarted", rateLimit=SLOWLY)) as process:
+        await has_moved(shop, "restarted")
+        processes.kill(BROKER)
+        rocketmq.start_broker(broker, BROKER, processes)
+        assert await asyncio.to_thread(shop.ends, "restarted", process) == WHOLE
+    with suppress(BrokerUnreachableError):  # the connection of the test was closed
+        await shop.copies()
+    assert await shop.copies() == ONCE
