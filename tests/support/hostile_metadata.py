@@ -44,8 +44,8 @@ def with_pairs(field: int) -> st.SearchStrategy[bytes]:
 
 
 # Fields of MessageMetadata, but for those by which brokers keep a message back: transactions,
-# markers, delays, and keys in base64 that are none, at which a broker dispatches nothing more to
-# Key_Shared subscriptions; and those that describe how content is encoded.
+# markers, delays, and keys in base64 that are none: malformed entries, at which a broker dispatches
+# nothing more to Key_Shared subscriptions; and those that describe how content is encoded.
 metadata = st.tuples(
     with_pairs(4),
     written(1, values),

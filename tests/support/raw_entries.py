@@ -22,6 +22,7 @@ from sandbox.pulsar import SUPERUSER, Broker
 SECONDS = 60.0
 FIELDS = {
     "in_batch": 11,
+    "key_in_base64": 17,
     "compression": 8,
     "uncompressed": 9,
     "uuid": 26,
@@ -102,6 +103,7 @@ HARMFUL = {
         numbers(compression=4, uncompressed=1),
         pa.Codec("snappy").compress(bytes(100_000), asbytes=True),
     ),
+    "a key in base64 that is none": RawEntry(encode_nested(6, b"a_key") + numbers(key_in_base64=1)),
     "a compression that is none": RawEntry(numbers(compression=99, uncompressed=3), b"raw"),
 }
 """Entries with another content than in their metadata. The client for Python crashes at

@@ -8,6 +8,7 @@ Messages answer to the same calls as those of the client.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -35,11 +36,14 @@ _SIZE = 4
 # Fields of MessageMetadata.
 _PUBLISH_TIME, _PROPERTIES, _KEY, _COMPRESSION, _UNCOMPRESSED = 3, 4, 6, 8, 9
 _IN_BATCH, _EVENT_TIME, _ENCRYPTION_KEYS, _SCHEMA_VERSION, _ORDERING_KEY = 11, 12, 13, 16, 18
+_KEY_IN_BASE64 = 17
 _NULL_VALUE, _UUID, _CHUNKS, _TOTAL, _CHUNK = 25, 26, 27, 28, 29
 # Fields of SingleMessageMetadata → those of MessageMetadata with the same meaning.
 _SINGLE_PROPERTIES, _PAYLOAD_SIZE = 1, 3
 _SINGLE_NUMBERS = {5: _EVENT_TIME, 9: _NULL_VALUE}
 _SINGLE_BYTES = {2: _KEY, 7: _ORDERING_KEY}
+_BASE64 = re.compile(rb"(?:[a-zA-Z\d+/]{4})*(?:[a-zA-Z\d+/]{2}(?:==)?|[a-zA-Z\d+/]{3}=?)?")
+"""As a broker decodes it."""
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
 _CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
@@ -155,6 +159,9 @@ class StoredEntry(NamedTuple):
         Raises:
             MalformedEntryError: it holds others than its metadata names.
         """
+        key = self.texts.get(_KEY, b"")
+        if self.numbers.get(_KEY_IN_BASE64) and not _BASE64.fullmatch(key):
+            raise MalformedEntryError("a key in base64 that is none")
         is_compressed = bool(self.numbers.get(_COMPRESSION)) and not self.is_encrypted
         if is_compressed and max_content < self.numbers.get(_UNCOMPRESSED, 0) <= MAX_CONTENT:
             return [self.oversized(chunks, partition)]

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from redrive import CrashLog, Policy
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.delivery.middleware.poison_guard import CrashLogFile, deaths_in
 from redrive.policy.envelope import CAUSE_TYPE, NOT_COPIED, SOURCE_MESSAGE_ID
 from redrive.policy.model import SubscriptionType
+from redrive.replay import harmful
+from sandbox.pulsar import SUPERUSER
 from tests.support.raw_entries import HARMFUL, RawEntry, store
 from tests.support.subscriptions import tell
 from tests.support.user_programs import StartProgram, start_program
@@ -296,6 +299,24 @@ def test_inspection_removes_entries_of_each_subscription_type(
     check_dead_letters(provisioned, entries)
     messages = [consumer.receive(timedelta(seconds=60)) for _ in good]
     assert [message.data() for message in messages] == good
+
+
+def test_key_in_base64_that_is_none_stops_until_it_is_removed(
+    provision_policy: ProvisionPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy(kind=SubscriptionType.KEY_SHARED)
+    policy, broker = provisioned.policy, provisioned.broker
+    store(broker, policy.topic, [HARMFUL["a key in base64 that is none"]])
+    provisioned.send(b"good", partition_key="a")
+    with provisioned.consumer() as consumer:
+        assert consumer.receive(timedelta(seconds=1)) is None
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials" / "token").write_text(broker.token(SUPERUSER))
+    monkeypatch.setenv(ACCESS_VARIABLE, BrokerAccess(Method.TOKEN, str(tmp_path)).encode())
+    names = [broker.service_url, broker.admin_url, str(policy.topic), policy.subscription]
+    assert harmful.main([*names, "--dead-letter", str(policy.dead_letter_topic)]) == 0
+    assert len(provisioned.dead_letters(1)) == 1
+    assert provisioned.consumer().receive(timedelta(seconds=60)).data() == b"good"
 
 
 def test_inspection_without_credentials_is_only_logged(

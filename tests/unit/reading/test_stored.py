@@ -113,6 +113,18 @@ def test_compressed_content_must_match_its_size(codec: str, content: bytes) -> N
             read(RawEntry(numbers(compression=kind, uncompressed=wrong), small))
 
 
+@pytest.mark.parametrize("key", [b"", b"aGk=", b"aGk", b"aA==", b"aA", b"aGkh"])
+def test_key_in_base64_is_read(key: bytes) -> None:
+    (message,) = read(RawEntry(encode_nested(6, key) + numbers(key_in_base64=1)))
+    assert message.partition_key() == key.decode()
+
+
+@pytest.mark.parametrize("key", [b"a", b"aGk==", b"aA=", b"aGkha", b"a-k_", b"\xff\xff"])
+def test_key_in_base64_that_is_none_is_malformed(key: bytes) -> None:
+    with pytest.raises(MalformedEntryError, match="base64"):
+        read(RawEntry(encode_nested(6, key) + numbers(key_in_base64=1)))
+
+
 def test_encrypted_content_stays_as_it_is_stored() -> None:
     encrypted = encode_nested(13, b"key") + numbers(compression=1, uncompressed=9, in_batch=2)
     (message,) = read(RawEntry(encrypted, b"secret"))
