@@ -82,6 +82,24 @@ def test_every_value_is_described_and_in_the_schema() -> None:
     assert described == list(leaves(VALUES, SCHEMA))
 
 
+def test_null_in_place_of_a_default_is_refused_by_name() -> None:
+    """Helm removes a value that is null, and then checks the schema."""
+
+    def optional(schema: dict[str, Any], value: dict[str, Any], path: str = "") -> Iterator[str]:
+        for name, inner in value.items():
+            here = f"{path}{name}"
+            inner_schema = schema.get("properties", {}).get(name, {})
+            reference = inner_schema.get("$ref", "").rpartition("/")[2]
+            block = DEFINITIONS.get(reference, inner_schema)
+            is_scalar = not isinstance(inner, dict | list) and inner is not False and inner != ""
+            if "properties" in block and here not in WHOLE:
+                yield from optional(block, inner, f"{here}.")
+            elif is_scalar and name not in schema.get("required", ()):
+                yield here
+
+    assert list(optional(SCHEMA, VALUES)) == []
+
+
 def test_schema_has_no_value_unknown_to_the_chart() -> None:
     def unknown(schema: dict[str, Any], value: dict[str, Any], path: str = "") -> Iterator[str]:
         for name, inner in schema.get("properties", {}).items():
