@@ -157,13 +157,17 @@ def consent(field: str) -> tuple[object, ...]:
     return model.one_of(Consent, f"`{field}`")
 
 
-class NamespaceLimits(model.ApiModel):
-    """Limits for the objects of one Kubernetes namespace that use a connection."""
+class PolicyLimits(model.ApiModel):
+    """Limits for the policies of one Kubernetes namespace that use a connection."""
 
     policies: Annotated[int, Strict(), Field(ge=1, le=10_000)] = 100
-    """Number of RetryPolicies, 1 to 10000. Further ones, the newest, are Stalled with reason
+    """Number of policies, 1 to 10000. Further ones, the newest, are Stalled with reason
     `LimitExceeded` and change nothing at the broker; provisioned policies come first. Defaults to
     100."""
+
+
+class NamespaceLimits(PolicyLimits):
+    """Limits for the objects of one Kubernetes namespace that use a connection."""
 
     partitions: Annotated[int, Strict(), Field(ge=1, le=256)] = 64
     """Number of partitions of one retry or dead-letter topic, 1 to 256. A policy that needs more is

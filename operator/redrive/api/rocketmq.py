@@ -22,6 +22,7 @@ from redrive.api.permissions import (
     NAMESPACE,
     Consent,
     NamespaceRule,
+    PolicyLimits,
     consent,
 )
 from redrive.api.policy_defaults import Delay
@@ -133,12 +134,17 @@ class RocketMQRule(NamespaceRule):
     `{namespace}` for the Kubernetes namespace of the policy. Example: `["shop-*"]`."""
 
     groups: Annotated[tuple[NamePattern, ...], model.items(MAX_PATTERNS, model.SET)]
-    """Consumer groups that policies may change, as patterns likewise. Examples:
-    `["shop-fulfilment"]`; `["{namespace}-*"]`."""
+    """Consumer groups that policies may change, as patterns likewise. Put a
+    `_` after `{namespace}`: no namespace contains one. Examples: `["shop-fulfilment"]`;
+    `["{namespace}_*"]`."""
 
     deletion: Annotated[Consent, *consent("deletion")] = Consent.NEVER
     """`Allowed`: a `deletionPolicy` may delete these groups, with their retry and dead-letter
     topics. Defaults to Never."""
+
+    limits: PolicyLimits | None = None
+    """Limits for each namespace of the rule. If several rules apply to a namespace, the highest
+    value applies. Defaults to 100 policies. Example: `{policies: 20}`."""
 
     def covers(self, namespace: str, topic: str, group: str) -> bool:
         """Return True if a policy of *namespace* may use *group* of *topic*."""

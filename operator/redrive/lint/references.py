@@ -236,7 +236,8 @@ def _check_numbers(claims: Sequence[Claim]) -> Iterator[Finding]:
     for policies in map(dict.values, peers.values()):
         most = next(iter(policies)).request.permissions.limits.policies
         for claim in islice(policies, most, None):
-            error = checks.too_many_policies(claim.request, len(policies))
+            namespace, through = claim.request.key.namespace, claim.request.through
+            error = checks.too_many_policies(namespace, through, most, len(policies))
             yield finding_at(claim.manifest, LintRule.of(error), ("metadata", "name"), str(error))
 
 

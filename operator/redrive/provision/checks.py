@@ -20,7 +20,7 @@ from redrive.errors import (
     OwnerConflictError,
     RedriveError,
 )
-from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, is_owned_by
+from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, Key, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.actions import Refused
@@ -164,15 +164,14 @@ def _too_many_partitions(subject: str, count: int, request: Request) -> RedriveE
     )
 
 
-def too_many_policies(request: Request, count: int) -> RedriveError:
+def too_many_policies(namespace: str, through: Key, most: int, count: int) -> RedriveError:
     """Return the error of a policy that exceeds the number that its namespace may have."""
     return Reason.LIMIT_EXCEEDED.error(
-        f"namespace {request.key.namespace} has more RetryPolicies than the "
-        f"{request.permissions.limits.policies} that the BrokerConnection {request.through} "
-        "allows, and older ones come first",
+        f"namespace {namespace} has more policies than the {most} that the BrokerConnection "
+        f"{through} allows, and older ones come first",
         got=count,
-        remedy="delete unused policies, or raise limits.policies in a rule of the connection's "
-        "spec.allow; the policy is then provisioned within minutes",
+        remedy="delete unused policies, or raise limits.policies in a rule of the connection; the "
+        "policy is then provisioned within minutes",
     )
 
 

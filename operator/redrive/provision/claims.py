@@ -377,15 +377,22 @@ def check_number(request: Request, ctx: Context) -> None:
     Raises:
         LimitExceeded: the limit is reached by policies before this one.
     """
-    most, through = request.permissions.limits.policies, request.through
-    group, peers = (request.key.namespace, through), ctx.policies.index(_namespace_and_connection)
-    body = ctx.policies.get(request.key)
-    if peers.count(group) <= most or body is None:
-        return
-    own = _seniority(body)
+    most, body = request.permissions.limits.policies, ctx.policies.get(request.key)
+    if body is not None and (count := excess(body, ctx.policies, most)):
+        raise too_many_policies(request.key.namespace, request.through, most, count)
+
+
+def excess(body: Body, policies: Cache, most: int) -> int:
+    """Return 0 if a policy is among the first *most* of its namespace and connection.
+
+    For another one, return the number of them all.
+    """
+    group, peers = _namespace_and_connection(body), policies.index(_namespace_and_connection)
+    count, own = peers.count(group), _seniority(body)
+    if count <= most:
+        return 0
     before = sum(1 for _ in islice((p for p in peers.get(group) if _seniority(p) < own), most))
-    if before == most:
-        raise too_many_policies(request, peers.count(group))
+    return count if before == most else 0
 
 
 def _namespace_and_connection(body: Body) -> tuple[str, Key]:

@@ -7,22 +7,25 @@ redrive created. Only these are deleted with it.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
 from redrive.api import Body
-from redrive.api.conditions import STALLED, StatusWarning, find
+from redrive.api.conditions import STALLED, StatusWarning
 from redrive.api.retrypolicy import ManagementPolicy, Ordering
-from redrive.api.rocketmq import ClientKind, RocketMQRetryPolicySpec
+from redrive.api.rocketmq import ClientKind, RocketMQCluster, RocketMQRetryPolicySpec
 from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.cache import Turn
 from redrive.kube.connections import connection_of, spec_at
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
-from redrive.provision.request import ContestedError
+from redrive.provision.request import ContestedError, is_proven
 from redrive.reasons import Reason
 
 _CUSTOMIZED = "CUSTOMIZED"
@@ -206,64 +209,132 @@ class GroupClaims:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._by_group = ctx.rocketmq_policies.index(_group_of)
-
-    def rivals(self, body: Body) -> tuple[Body, ...]:
-        """Return the other policies that name the same group, at any cluster."""
-        same = self._by_group.get(_group_of(body))
-        return tuple(other for other in same if Key.of(other) != Key.of(body))
+        policies = ctx.rocketmq_policies
+        self._blocked = policies.index(_blocked_group)
+        self._held = policies.index(_held_group)
+        self._open = policies.turns(_open_turn)
 
     def admit(self, body: Body) -> None:
         """Check that no other policy has priority.
 
         A provisioned policy precedes others; then age decides. A claim of another namespace counts
-        once it is provisioned: each author can write one.
+        if it was provisioned at this cluster: each author can write one.
 
         Raises:
             ContestedError: a policy with priority claims the group.
         """
-        own = Key.of(body)
-        for other in self.rivals(body):
-            key, claim = Key.of(other), claim_of(other)
-            counts = claim.is_held or (key.namespace == own.namespace and not claim.is_stalled)
-            is_same = self._cluster(body) == self._cluster(other)
-            if counts and is_same and _rank(other) < _rank(body):
+        own, rank = Key.of(body), _rank(body)
+        # New ones of other connections count once they are provisioned.
+        rivals = {key for _, key in self._open.first(_queue_of(body), 1)}
+        rivals |= {Key.of(other) for other in self.holders(body)}
+        for key in rivals - {own}:
+            other = self._ctx.rocketmq_policies.get(key)
+            if other is not None and _rank(other) < rank:
                 raise ContestedError(
                     f"another policy manages group {_group_of(body)}",
                     rival=key,
                     namespace=own.namespace,
                     remedy="delete one of the two",
                     reason=Reason.RESOURCE_CONFLICT,
+                    kind=resources.ROCKETMQ_POLICIES.kind,
                 )
 
-    def _cluster(self, body: Body) -> object:
+    def holders(self, body: Body) -> tuple[Body, ...]:
+        """Return the other policies that hold the group of *body* at its cluster."""
+        others = (o for o in self._held.get(_group_of(body)) if Key.of(o) != Key.of(body))
+        return tuple(other for other in others if self._meets(body, other))
+
+    def affected(self, before: Body | None, after: Body | None) -> tuple[Body, ...]:
+        """Return the other policies whose priority may change with that of a policy."""
+        body = after or before or {}
+        was, now = claim_of(before), claim_of(after)
+        if now is GroupClaim.HELD is not was:
+            return self.holders(body)
+        if was is GroupClaim.HELD is not now or (
+            was is GroupClaim.OPEN and now is GroupClaim.INACTIVE
+        ):
+            return self._blocked.get(_group_of(body))
+        return ()
+
+    def broker_of(self, body: Body) -> str:
+        """Return the text that identifies the cluster of a policy; empty if it is unknown."""
+        cluster = self._cluster(body)
+        if cluster is None:
+            return ""
+        return f"{','.join(sorted(_servers(cluster)))}/{cluster.cluster or ''}"
+
+    def _meets(self, body: Body, other: Body) -> bool:
+        """Return True if *other* counts at the cluster of *body*.
+
+        The owner of two connections can name one cluster differently. Others can name any server.
+        """
+        one, two = self._cluster(body), self._cluster(other)
+        if one is None or two is None:
+            return False
+        names = {one.cluster, two.cluster}  # None stands for the only cluster
+        if None not in names and len(names) > 1:
+            return False
+        servers, others = _servers(one), _servers(two)
+        owner, other_owner = connection_of(body).namespace, connection_of(other).namespace
+        if servers != others and not (owner == other_owner and servers & others):
+            return False
+        is_own = Key.of(body).namespace == Key.of(other).namespace
+        return is_own or is_proven(other, connection_of(other), self.broker_of(other))
+
+    def _cluster(self, body: Body) -> RocketMQCluster | None:
         try:
-            cluster = spec_at(connection_of(body), self._ctx.connections).rocketmq
+            return spec_at(connection_of(body), self._ctx.connections).rocketmq
         except RedriveError:
             return None
-        return None if cluster is None else (frozenset(cluster.name_servers), cluster.cluster)
+
+
+def _servers(cluster: RocketMQCluster) -> frozenset[str]:
+    return frozenset(server.lower() for server in cluster.name_servers)
 
 
 def _group_of(body: Body) -> str:
     return str((body.get("spec") or {}).get("group", ""))
 
 
-class GroupClaim(NamedTuple):
-    """State of a claim: the policy was provisioned and is not blocked; it is stalled."""
+class GroupClaim(enum.Enum):
+    """State of the claim of a policy."""
 
-    is_held: bool
-    is_stalled: bool
+    HELD = enum.auto()
+    """The policy was provisioned and is not blocked."""
+    OPEN = enum.auto()
+    """It is new, or may be provisioned without a change."""
+    INACTIVE = enum.auto()
+    """It only observes, is stalled, or does not exist."""
 
 
 def claim_of(body: Body | None) -> GroupClaim:
-    """Return the state of a claim; a policy that only observes claims nothing."""
+    """Return the state of the claim of a policy."""
     if body is None or body["spec"].get("managementPolicy") == ManagementPolicy.OBSERVE:
-        return GroupClaim(is_held=False, is_stalled=True)
+        return GroupClaim.INACTIVE
     status = body.get("status") or {}
-    is_held = "masters" in status and "blockedBy" not in status
-    return GroupClaim(is_held, find(body, STALLED) is not None)
+    if "masters" in status and "blockedBy" not in status:
+        return GroupClaim.HELD
+    is_stalled = any(c["type"] == STALLED for c in status.get("conditions") or ())
+    return GroupClaim.INACTIVE if is_stalled else GroupClaim.OPEN
+
+
+def _held_group(body: Body) -> str | None:
+    return _group_of(body) if claim_of(body) is GroupClaim.HELD else None
+
+
+def _blocked_group(body: Body) -> str | None:
+    return _group_of(body) if "blockedBy" in (body.get("status") or {}) else None
+
+
+def _queue_of(body: Body) -> tuple[str, str, Key]:
+    return _group_of(body), Key.of(body).namespace, connection_of(body)
+
+
+def _open_turn(body: Body) -> Turn | None:
+    is_open = claim_of(body) is GroupClaim.OPEN
+    return Turn(_queue_of(body), _rank(body)) if is_open else None
 
 
 def _rank(body: Body) -> tuple[bool, str, str]:
     metadata = body["metadata"]
-    return not claim_of(body).is_held, metadata["creationTimestamp"], metadata["uid"]
+    return claim_of(body) is not GroupClaim.HELD, metadata["creationTimestamp"], metadata["uid"]

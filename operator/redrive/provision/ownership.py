@@ -68,14 +68,14 @@ class Owner:
         return cls(parts[0], Key(*parts[1:])) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004
 
 
-def shown_policy(policy: Key, namespace: str) -> str:
-    """Return the text for a RetryPolicy in the status of an object of *namespace*.
+def shown_policy(policy: Key, namespace: str, kind: str = "RetryPolicy") -> str:
+    """Return the text for a policy in the status of an object of *namespace*.
 
     Names of objects are visible in their own namespace only: others may belong to another tenant.
     """
     if policy.namespace == namespace:
-        return f"RetryPolicy {policy}"
-    return "a RetryPolicy of another namespace"
+        return f"{kind} {policy}"
+    return f"a {kind} of another namespace"
 
 
 def shown_owner(owner: str, namespace: str) -> str:

@@ -20,6 +20,7 @@ from redrive.api.permissions import Permissions
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.errors import RedriveError
+from redrive.kube import resources
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.provision.ownership import internal, shown_policy
@@ -31,16 +32,25 @@ class ContestedError(RedriveError):
 
     Args:
         namespace: namespace of the policy that shows this error.
+        kind: of both policies.
 
     Attributes:
         rival: the other policy.
         shown_rival: its name, as the status of the policy may show it.
     """
 
-    def __init__(
-        self, problem: str, *, rival: Key, namespace: str, remedy: str, reason: Reason
+    def __init__(  # noqa: PLR0913  parts of the message
+        self,
+        problem: str,
+        *,
+        rival: Key,
+        namespace: str,
+        remedy: str,
+        reason: Reason,
+        kind: str = resources.POLICIES.kind,
     ) -> None:
-        super().__init__(problem, got=shown_policy(rival, namespace), remedy=remedy, reason=reason)
+        got = shown_policy(rival, namespace, kind)
+        super().__init__(problem, got=got, remedy=remedy, reason=reason)
         self.rival = rival
         self.shown_rival = str(rival) if rival.namespace == namespace else ANOTHER_NAMESPACE
 

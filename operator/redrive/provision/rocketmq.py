@@ -18,14 +18,16 @@ from redrive.admin.errors import AdminError, BrokerUnreachableError
 from redrive.admin.rocketmq import Master, RocketMQSession
 from redrive.api import Body
 from redrive.api.conditions import (
+    STALLED,
     StatusWarning,
+    find,
     is_progressing,
     is_ready,
     is_settled,
     ready,
 )
 from redrive.api.model import parse_spec
-from redrive.api.permissions import Consent
+from redrive.api.permissions import Consent, PolicyLimits
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ManagementPolicy
 from redrive.api.rocketmq import ClientKind, GroupDeletion, RocketMQRetryPolicySpec
@@ -40,6 +42,8 @@ from redrive.kube.resources import Key
 from redrive.kube.rocketmq import RocketMQConnection
 from redrive.provision import groups
 from redrive.provision.actions import in_words
+from redrive.provision.checks import too_many_policies
+from redrive.provision.claims import excess
 from redrive.provision.connection import is_protection_due
 from redrive.provision.finalize import finish
 from redrive.provision.outcome import (
@@ -51,6 +55,7 @@ from redrive.provision.outcome import (
 from redrive.provision.ownership import INTERNAL, internal
 from redrive.provision.poller import PollOrder, pause, repeat
 from redrive.provision.reconciler import OrphanedPolicies, Reconciler, repaired
+from redrive.provision.request import BROKER_DIGEST, digest_of
 from redrive.reasons import Reason
 
 CALLS_PER_RECONCILE = 8
@@ -91,6 +96,7 @@ class RocketMQReconciler(Reconciler):
         try:
             spec = self._table.derive(_parsed, body)
             connection = await self._connection(spec, body)
+            self._check_number(body, connection)
             self._claims.admit(body)
             return await self._converge(spec, body, connection)
         except NotFoundError:
@@ -122,6 +128,16 @@ class RocketMQReconciler(Reconciler):
             )
         return connection
 
+    def _check_number(self, body: Body, connection: RocketMQConnection) -> None:
+        """Check that the namespace has no more policies than the connection allows.
+
+        Raises:
+            LimitExceeded: others come first.
+        """
+        most = max((rule.limits or PolicyLimits()).policies for rule in connection.rules)
+        if count := excess(body, self._table, most):
+            raise too_many_policies(Key.of(body).namespace, connection.key, most, count)
+
     async def _converge(
         self, spec: RocketMQRetryPolicySpec, body: Body, connection: RocketMQConnection
     ) -> Outcome:
@@ -152,7 +168,17 @@ class RocketMQReconciler(Reconciler):
             shown = describe_changes(made.planned) or None
             fields = {"plannedChanges": shown, "blockedBy": None, "deadLetters": made.dead_letters}
             return Outcome(observed_conditions(made.planned, warnings), fields)
-        return _provisioned(spec, body, made, warnings)
+        return _provisioned(spec, body, made, warnings, self._broker(body))
+
+    def _broker(self, body: Body) -> str:
+        return digest_of(self._claims.broker_of(body))
+
+    def _recorded(self, body: Body) -> set[str]:
+        """Return the names that redrive created at the present cluster of a policy."""
+        own = internal(body)
+        return (
+            set(own.get(CREATED) or ()) if own.get(BROKER_DIGEST) == self._broker(body) else set()
+        )
 
     async def _observe(
         self,
@@ -194,12 +220,13 @@ class RocketMQReconciler(Reconciler):
         Raises:
             KubernetesError: the write failed; nothing may be created then.
         """
-        recorded = set(internal(body).get(CREATED) or ())
+        recorded = self._recorded(body)
         names = (want.name, *want.topics)
         missing = {n for n in names if not any(state.has(n) for state in made.states)}
         if made.failures or missing <= recorded:  # the other masters may have them
             return body
-        fields = {INTERNAL: {CREATED: sorted(recorded | missing)}}
+        own = {CREATED: sorted(recorded | missing), BROKER_DIGEST: self._broker(body)}
+        fields = {INTERNAL: own}
         after = await self._ctx.kubernetes.patch_status(self._resource, Key.of(body), fields)
         self._table.renew(after)
         return after
@@ -214,11 +241,11 @@ class RocketMQReconciler(Reconciler):
             RedriveError: the cleanup failed; actions before the failure are performed.
         """
         spec = self._table.derive(_parsed, body)
-        recorded = set(internal(body).get(CREATED) or ())
+        recorded = self._recorded(body)
         names = [spec.group, spec.retry_topic, spec.dead_letter_topic]
         names += [spec.ledger_topic] if spec.ledger_topic in recorded else []
-        rivals = [other for other in self._claims.rivals(body) if groups.claim_of(other).is_held]
-        if rivals or spec.deletion_policy is GroupDeletion.RETAIN or _observes(spec):
+        is_kept = spec.deletion_policy is GroupDeletion.RETAIN or _observes(spec)
+        if is_kept or self._claims.holders(body):
             return GroupCleanup((), tuple(names))
         connection = await self._connection(spec, body)
         created = [name for name in names if name in recorded]
@@ -245,6 +272,7 @@ def _provisioned(
     body: Body,
     made: _Converged,
     warnings: Sequence[StatusWarning],
+    broker: str,
 ) -> Outcome:
     masters = [state.master.name for state in made.states]
     message = (
@@ -259,6 +287,7 @@ def _provisioned(
         "maxRetries": spec.retries if spec.clients is ClientKind.GRPC else None,
         "blockedBy": None,
         "connection": str(connection_of(body)),
+        INTERNAL: {BROKER_DIGEST: broker},
         "plannedChanges": None,
     }
     events = repaired(body, made.done)
@@ -294,6 +323,11 @@ def _parsed(body: Body) -> RocketMQRetryPolicySpec:
 
 def _observes(spec: RocketMQRetryPolicySpec) -> bool:
     return spec.management_policy is ManagementPolicy.OBSERVE
+
+
+def _is_at_rest(body: Body) -> bool:
+    """Return True if a policy is ready, or stalled by what no watch reports."""
+    return is_settled(body) or find(body, STALLED) is not None
 
 
 class RocketMQQueue:
@@ -340,9 +374,8 @@ class RocketMQQueue:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             self._controller.enqueue(key)
-        if groups.claim_of(before) != groups.claim_of(after) or before is None:
-            for rival in self._claims.rivals(after or before or {}):
-                self._controller.enqueue(Key.of(rival))
+        for rival in self._claims.affected(before, after):
+            self._controller.enqueue(Key.of(rival))
         for connection in {connection_of(body) for body in (before, after) if body is not None}:
             body = self._ctx.connections.get(connection)
             used = bool(users(connection, self._table))
@@ -362,10 +395,10 @@ class RocketMQQueue:
                 self._controller.enqueue(Key.of(body))
 
     async def _rotate(self) -> AsyncGenerator[float]:
-        """Reconcile settled policies one by one, because a broker has no watch."""
-        order, settled = PollOrder(), self._table.index(is_settled)
+        """Reconcile policies at rest one by one, because a broker has no watch."""
+        order, at_rest = PollOrder(), self._table.index(_is_at_rest)
         while True:
-            keys = settled.keys(True)  # noqa: FBT003  the value of the index
+            keys = at_rest.keys(True)  # noqa: FBT003  the value of the index
             key = order.next(keys)
             yield pause(len(keys), CALLS_PER_RECONCILE, total=len(keys))
             if key is not None:

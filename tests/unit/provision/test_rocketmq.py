@@ -143,6 +143,36 @@ async def test_deletion_keeps_topics_with_messages(messages: int) -> None:
     assert ("a", "orders") in shop.cluster.topics
 
 
+async def test_record_of_another_cluster_deletes_nothing() -> None:
+    shop = Shop(deletionPolicy="Delete")
+    spec = {"rocketmq": {"nameServers": ["fake:9876"], "authentication": {"type": "None"}}}
+    metadata = {"namespace": "shop", "name": "main", "uid": "c", "generation": 1}
+    connection = {"metadata": {**metadata, "resourceVersion": "1"}, "spec": spec}
+    shop.ctx.connections.put(connection)
+    await shop.reconcile()
+    other = {"rocketmq": {**spec["rocketmq"], "nameServers": ["mq:9876"]}}
+    shop.ctx.connections.put(
+        {"metadata": {**metadata, "generation": 2, "resourceVersion": "2"}, "spec": other}
+    )
+    body = shop.body
+    body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "9999"}
+    shop.ctx.rocketmq_policies.put(body)
+    await shop.reconcile()
+    assert shop.body is None
+    assert ("a", "fulfilment") in shop.cluster.groups
+
+
+async def test_policy_beyond_the_limit_creates_nothing() -> None:
+    shop = Shop()
+    for number in range(100):
+        body = {**shop.body, "status": {"retryTopic": "x"}}
+        names = {"name": f"p{number}", "uid": f"u{number}"}
+        shop.ctx.rocketmq_policies.put({**body, "metadata": {**body["metadata"], **names}})
+    await shop.reconcile()
+    assert reason(shop.body) == "LimitExceeded"
+    assert shop.cluster.writes == 0
+
+
 async def test_remoting_clients_are_warned_about() -> None:
     shop = Shop(clients="Remoting", maxRetries=3)
     await shop.reconcile()
