@@ -21,7 +21,9 @@ import socket
 import ssl
 import sys
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -42,6 +44,8 @@ SOCKETS_OF_NAMESPACE = 500
 """Sockets of a namespace from which on none stays open after its call."""
 SESSIONS_OF_NAMESPACE = 100
 """Maximum sessions of a namespace that are not over HTTP."""
+SESSIONS_OF_CONNECTION = 10
+"""Maximum of these of one connection: one that is down delays no other of its namespace."""
 MAX_ADDRESSES = 4
 """Addresses of a host that are tried."""
 _NUMERIC = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
@@ -138,14 +142,23 @@ class Dialer:
     """Connects streams to brokers that speak no HTTP, in the shares of their namespaces.
 
     Attributes:
-        sessions: slots of namespaces for sessions, which have few connections each.
         shares: in which TLS counts, and the parsing of answers has to.
     """
 
     def __init__(self) -> None:
-        self.sessions = FairSlots(sys.maxsize, SESSIONS_OF_NAMESPACE)
         self.shares = Shares()
+        self._of_namespace = FairSlots(sys.maxsize, SESSIONS_OF_NAMESPACE)
+        self._of_connection = FairSlots(sys.maxsize, SESSIONS_OF_CONNECTION)
         self._resolver = FairResolver()
+
+    @asynccontextmanager
+    async def slot(self, namespace: str, connection: str) -> AsyncIterator[None]:
+        """Hold a slot for a session while the block runs."""
+        async with (
+            self._of_connection.slot(f"{namespace}/{connection}"),
+            self._of_namespace.slot(namespace),
+        ):
+            yield
 
     async def open(
         self, address: str, tls: ssl.SSLContext | None, namespace: str

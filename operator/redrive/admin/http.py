@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import re
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -158,11 +159,19 @@ def parse_answer(answer: bytes) -> Any:  # noqa: ANN401  JSON
         raise ValueError(f"JSON of more than {MOST_VALUES} values")
     text = answer.decode(errors="replace")
     try:
-        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        if _SURROGATE.search(answer):
+            # Half of a pair is not text: to quote it in a path, or to log it, would fail.
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except ValueError:
         raise ValueError(f"{len(text)} characters that are not JSON") from None
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
+    return value
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Beginning of an escape for a half of a surrogate pair."""
 
 
 def _integer(text: str) -> int:

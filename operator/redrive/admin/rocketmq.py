@@ -135,6 +135,7 @@ class RocketMQAdmin:
         fence: must be open for each write; None allows all writes.
         dialer: connects within the share of the connection's Kubernetes namespace.
         namespace: that namespace.
+        name: name of the connection.
     """
 
     name_servers: Sequence[str]
@@ -144,6 +145,7 @@ class RocketMQAdmin:
     fence: Fence | None = None
     dialer: Dialer = field(default_factory=Dialer)
     namespace: str = ""
+    name: str = ""
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[RocketMQSession]:
@@ -152,7 +154,7 @@ class RocketMQAdmin:
         Raises:
             BrokerUnreachableError: the block takes too long.
         """
-        async with self.dialer.sessions.slot(self.namespace):
+        async with self.dialer.slot(self.namespace, self.name):
             session = RocketMQSession(self)
             try:
                 async with asyncio.timeout(SESSION_SECONDS) as limit:

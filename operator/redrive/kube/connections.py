@@ -296,6 +296,7 @@ class Connections:
             fence=self._fence,
             dialer=self._dialer,
             namespace=key.namespace,
+            name=key.name,
         )
         return RocketMQConnection(key, admin, has_replays=cluster.replay is not None)
 

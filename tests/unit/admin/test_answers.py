@@ -34,6 +34,7 @@ TOPIC = TopicName("t", "n", "a")
 HOSTILE = (
     "null", "true", "-1", "1e308", "1e999", "18446744073709551616", "1000000000000000000", "7.5",
     '"9"', '"' + "9" * 4_000 + '"', '"x"', '"9:9:9"', "[]", "[1]", "{}", '{"x": 1}', '{"x": []}',
+    '"\\ud800"', '{"\\udfff": ["\\ud800"]}',
 )  # fmt: skip
 HIGHEST = 2**63
 SUBSCRIPTION = {
@@ -232,6 +233,7 @@ async def test_hostile_answer_is_refused_or_bounded(name: str) -> None:
                 refused += 1
                 continue
             assert all(abs(number) < HIGHEST for number in numbers(used)), body
+            assert "\\ud" not in repr((result, used)), body
     assert refused > len(HOSTILE) // 3 or name in ANY_TEXT
 
 

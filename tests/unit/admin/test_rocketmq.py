@@ -238,18 +238,26 @@ async def test_records_are_decrypted_in_the_share_of_their_namespace(
 
 
 async def test_sessions_of_a_namespace_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector, "SESSIONS_OF_NAMESPACE", 1)
-    dialer = Dialer()
+    monkeypatch.setattr(connector, "SESSIONS_OF_NAMESPACE", 2)
+    monkeypatch.setattr(connector, "SESSIONS_OF_CONNECTION", 1)
+    dialer, end = Dialer(), asyncio.Event()
 
-    async def opened(namespace: str) -> None:
-        async with RocketMQAdmin([], Access(), dialer=dialer, namespace=namespace).session():
-            pass
+    async def hold(namespace: str, name: str, until: asyncio.Event) -> None:
+        admin = RocketMQAdmin([], Access(), dialer=dialer, namespace=namespace, name=name)
+        async with admin.session():
+            await until.wait()
 
-    async with RocketMQAdmin([], Access(), dialer=dialer, namespace="hostile").session():
-        waiting = asyncio.create_task(opened("hostile"))
-        await opened("shop")
-        assert not waiting.done()
-    await waiting
+    free = asyncio.Event()
+    free.set()
+    first = asyncio.create_task(hold("hostile", "down", end))
+    same = asyncio.create_task(hold("hostile", "down", free))
+    await hold("hostile", "other", free)
+    second = asyncio.create_task(hold("hostile", "other", end))
+    third = asyncio.create_task(hold("hostile", "third", free))
+    await hold("shop", "down", free)
+    assert not any(task.done() for task in (first, same, second, third))
+    end.set()
+    await asyncio.gather(first, same, second, third)
 
 
 async def test_session_keeps_few_connections_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
