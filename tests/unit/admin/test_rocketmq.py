@@ -8,8 +8,9 @@ import json
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from inspect import iscoroutinefunction
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,9 +22,18 @@ from redrive.admin.access import Access, tls_context
 from redrive.admin.connector import Dialer
 from redrive.admin.errors import AdminError
 from redrive.admin.guards import Fence
-from redrive.admin.rocketmq import MAX_FRAME, MAX_FRAMES, MAX_OFFSET, Master, RocketMQAdmin
+from redrive.admin.rocketmq import (
+    MAX_FRAME,
+    MAX_FRAMES,
+    MAX_OFFSET,
+    Master,
+    RocketMQAdmin,
+    RocketMQSession,
+)
 from redrive.errors import RedriveError
+from redrive.provision.groups import DesiredGroup, MasterState, diff_group
 from redrive.reasons import Reason
+from tests.unit.admin.test_answers import numbers, variants
 
 Answer = Callable[[dict[str, Any]], bytes]
 """Bytes that a server sends after a call with this header."""
@@ -362,3 +372,65 @@ async def test_refusal_has_its_reason_and_one_line(code: int, remark: str, reaso
     assert error.reason is reason
     assert "\n" not in str(error)
     assert "\x07" not in str(error)
+
+
+async def _drift(session: RocketMQSession, master: Master) -> list[str]:
+    """Return the actions of a policy whose group has any settings; they keep others."""
+    want = DesiredGroup("g", {"groupName": "g", "retryMaxTimes": 16, "groupRetryPolicy": {}}, {})
+    group = await session.group(master, "g")
+    return list(map(str, diff_group(want, MasterState(master, group, {}))))
+
+
+READS: dict[str, tuple[Callable[[RocketMQSession, Master], Awaitable[object]], dict[str, Any]]] = {
+    "masters": (
+        lambda s, _: s.masters(),
+        {"brokerAddrTable": {"a": {"brokerAddrs": {"0": "127.0.0.1:1"}}},
+         "clusterAddrTable": {"one": ["a"]}},
+    ),
+    "version": (lambda s, m: s.version(m), {"table": {"brokerVersionDesc": "V5_5_0"}}),
+    "retention": (lambda s, m: s.retention(m), {}),
+    "group": (_drift, {"groupName": "g", "retryMaxTimes": 16}),
+    "has_consumers": (lambda s, m: s.has_consumers(m, "g"), {"consumerIdList": ["a"]}),
+    "topic": (lambda s, m: s.topic(m, "t"), {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6}),
+    "count": (lambda s, m: s.count(m, "t", 2), {"offset": 7}),
+    "offsets": (lambda s, m: s.offsets(m, "t", 0), {"offset": 7}),
+    "pull": (lambda s, m: s.pull(m, "t", 0, 0, "g"), {"nextBeginOffset": 7}),
+}  # fmt: skip
+"""Calls that read, with a valid answer each: its body, and the fields of its header."""
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_hostile_answer_of_rocketmq_is_refused_or_bounded(name: str) -> None:
+    call, valid = READS[name]
+    refusals = [{"code": 17, "remark": ["x"]}, {"code": 1, "remark": 10**30},
+                {"code": 16, "remark": "\ud800"}, {"code": 2, "remark": "\u202e"}]  # fmt: skip
+    answers = [(body, {"extFields": _fields(body)}) for body in variants(valid)]
+    answers += [(json.dumps(valid).encode(), refusal) for refusal in refusals]
+    body, header = answers[0]
+
+    def answer(asked: dict[str, Any]) -> bytes:
+        return frame(body, opaque=asked["opaque"], **header)
+
+    async with (
+        serving(answer) as address,
+        asyncio.timeout(60),
+        RocketMQAdmin([address], Access()).session() as session,
+    ):
+        for body, header in answers:
+            try:
+                result = await call(session, Master("a", address))
+                shown = repr(result)
+            except RedriveError as error:
+                shown, result = str(error), ()
+            assert shown.isprintable(), (body, header)
+            assert all(abs(number) < 2**63 for number in numbers(result)), body
+
+
+def _fields(body: bytes) -> object:
+    return None if b"1e999" in body else json.loads(body)
+
+
+def test_every_reading_call_to_rocketmq_gets_hostile_answers() -> None:
+    calls = {name for name, method in vars(RocketMQSession).items() if iscoroutinefunction(method)}
+    writes = {name for name in calls if name.startswith(("put_", "delete_", "send"))}
+    assert {name for name in calls - writes if not name.startswith("_")} == READS.keys()
