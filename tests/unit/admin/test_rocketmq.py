@@ -402,9 +402,11 @@ READS: dict[str, tuple[Callable[[RocketMQSession, Master], Awaitable[object]], d
 @pytest.mark.parametrize("name", READS)
 async def test_hostile_answer_of_rocketmq_is_refused_or_bounded(name: str) -> None:
     call, valid = READS[name]
-    refusals = [{"code": 17, "remark": ["x"]}, {"code": 1, "remark": 10**30},
+    refusals: list[dict[str, Any]] = [{"code": 17, "remark": ["x"]}, {"code": 1, "remark": 10**30},
                 {"code": 16, "remark": "\ud800"}, {"code": 2, "remark": "\u202e"}]  # fmt: skip
-    answers = [(body, {"extFields": _fields(body)}) for body in variants(valid)]
+    answers: list[tuple[bytes, dict[str, Any]]] = [
+        (body, {"extFields": _fields(body)}) for body in variants(valid)
+    ]
     answers += [(json.dumps(valid).encode(), refusal) for refusal in refusals]
     body, header = answers[0]
 
