@@ -26,7 +26,14 @@ from redrive.api.permissions import (
     consent,
 )
 from redrive.api.policy_defaults import Delay
-from redrive.api.retrypolicy import ConnectionRef, Internal, ManagementPolicy, Ordering
+from redrive.api.retrypolicy import (
+    MAX_RESULTS,
+    ConnectionRef,
+    Internal,
+    ManagementPolicy,
+    Ordering,
+    ReplayResult,
+)
 from redrive.policy.ladder import LEVELS
 from redrive.policy.values import Patterns, parse_duration
 
@@ -410,6 +417,9 @@ class RocketMQRetryPolicyStatus(model.StatusModel):
     ) = None
     """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
     31, and the number of the others."""
+
+    replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
+    """Results of the last ten Replays of the policy, latest first. Absent without any."""
 
     internal: Internal | None = None
     """Internal data of the operator, not a part of the API: other programs must not read it. Its

@@ -103,10 +103,8 @@ class Context:
     @property
     def policy_caches(self) -> Mapping[str, Cache]:
         """Return the caches of policies, by the kind that a reference names."""
-        return {
-            resources.POLICIES.kind: self.policies,
-            resources.ROCKETMQ_POLICIES.kind: self.rocketmq_policies,
-        }
+        caches = (self.policies, self.rocketmq_policies)
+        return dict(zip(resources.POLICY_KINDS, caches, strict=True))
 
     @property
     def caches(self) -> Mapping[Resource, Cache]:

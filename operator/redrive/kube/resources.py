@@ -136,6 +136,8 @@ TOPIC_OWNER = "redrive.io/owner"
 CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 ROCKETMQ_POLICIES = Resource(GROUP, VERSION, "rocketmqretrypolicies", "RocketMQRetryPolicy")
+POLICY_KINDS = {resource.kind: resource for resource in (POLICIES, ROCKETMQ_POLICIES)}
+"""Kinds of policies, by the name in a `policyRef`."""
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
 INSPECTIONS = Resource(GROUP, VERSION, "inspections", "Inspection")
 APPROVALS = Resource(GROUP, VERSION, "replayapprovals", "ReplayApproval")

@@ -106,7 +106,7 @@ class Queues:
         self._reconciler = PolicyReconciler(ctx, self._conflicts, self.health, self._orphans)
         self.deletion_events = tuple(
             DeletionEvents(Publisher(ctx.kubernetes, kind, ctx.caches[kind], ctx.clock))
-            for kind in (resources.POLICIES, resources.ROCKETMQ_POLICIES)
+            for kind in resources.POLICY_KINDS.values()
         )
 
     def listen(self) -> None:

@@ -55,7 +55,6 @@ from redrive.replay.controller.admission import (
     checked_spec,
     is_dry_run,
     is_final,
-    retry_policy_of,
     template_of,
 )
 from redrive.replay.controller.launch import JobApplication, key_source, pod_access
@@ -276,7 +275,8 @@ async def _record_result(
         ConflictError: the policy was changed meanwhile.
         KubernetesError: the status could not be written.
     """
-    policy = retry_policy_of(replay, ctx.policies)
+    reference = PolicyKey.of(replay)
+    policy, resource = ctx.find_policy(reference), resources.POLICY_KINDS[reference.kind]
     if policy is None or is_dry_run(replay):
         return
     metadata, spec, run = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run
@@ -300,12 +300,10 @@ async def _record_result(
     status = {"replays": [result, *others][:MAX_RESULTS]}
     version = policy["metadata"]["resourceVersion"]
     try:
-        after = await ctx.kubernetes.patch_status(
-            resources.POLICIES, Key.of(policy), status, version
-        )
+        after = await ctx.kubernetes.patch_status(resource, Key.of(policy), status, version)
     except NotFoundError:  # the policy was deleted with its results
         return
-    ctx.policies.renew(after)
+    ctx.policy_caches[reference.kind].renew(after)
 
 
 def _author(replay: Body) -> str | None:

@@ -1039,6 +1039,22 @@ async def test_policy_retains_results_of_its_last_ten_replays(
     assert (audited["moved"], audited["refused"], audited["ticket"]) == (3, 1, "OPS-0")
 
 
+async def test_rocketmq_policy_has_the_result_of_its_replay() -> None:
+    owner, api = policy(), FakeKubernetes()
+    owner["kind"] = "RocketMQRetryPolicy"
+    reference = {"policyRef": {"kind": owner["kind"], "name": "orders"}}
+    done = {"finished": True, "matched": 1, "moved": 1, "left": 0}
+    body = launched(replay(spec=reference, status=done))
+    api.add(resources.ROCKETMQ_POLICIES, owner)
+    api.add(resources.REPLAYS, body)
+    context = ctx(replays=[body], rocketmq_policies=[copy.deepcopy(owner)])
+    await reconcile(Key.of(body), dataclasses.replace(context, kubernetes=api), asyncio.Lock())
+    (owner,) = api.objects[resources.ROCKETMQ_POLICIES].values()
+    assert [result["moved"] for result in owner["status"]["replays"]] == [1]
+    (retained,) = context.rocketmq_policies
+    assert retained["status"] == owner["status"]
+
+
 async def test_end_waits_until_its_result_is_recorded() -> None:
     body = launched(replay(status={"finished": True, "matched": 1, "moved": 1, "left": 0}))
     api, changed = storing(body), policy()
