@@ -15,6 +15,7 @@ import pytest
 from redrive.admin.access import Access
 from redrive.admin.errors import (
     AdminForbiddenError,
+    AdminNotFoundError,
     AuthenticationFailedError,
     BrokerRefusedError,
 )
@@ -23,6 +24,7 @@ from redrive.api.rocketmq import RocketMQMessages
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.record import Recorder
 from redrive.inspection.rocketmq import DeadLetterQueues
+from redrive.reading.queues import parse_stored
 from redrive.replay.spec import Choice
 from sandbox import versions
 from sandbox.rocketmq import ADMIN, RocketMQ
@@ -170,6 +172,30 @@ async def test_user_of_jobs_reads_dead_letters_only(
     async with client(rocketmq, user, secret).session() as jobs:
         with pytest.raises(AdminForbiddenError):
             await send(jobs, master, topic)
+
+
+async def test_copies_are_accepted_except_for_grpc_clients(
+    rocketmq: RocketMQ, session: RocketMQSession, master: Master, name: str
+) -> None:
+    """A user with the documented rights of Replays stores and reads copies."""
+    retries, of_grpc = f"%RETRY%{name}", f"%RETRY%{name}_orders"
+    for topic in (name, retries, of_grpc):
+        await session.put_topic(master, topic, 1)
+    await session.put_group(master, {"groupName": name, **GROUP})
+    secret = await create_user(session, master, f"jobs-{name}")
+    rights = {f"Topic:{name}": ["Get", "Sub", "Pub"], f"Group:{name}": ["Get", "Sub"]}
+    await allow(session, master, f"jobs-{name}", rights)
+    async with client(rocketmq, f"jobs-{name}", secret).session() as jobs:
+        for topic in (name, retries):
+            await jobs.send(master, topic, 0, b"copy", "UNIQ_KEY\x01id\x02", born=1_000)
+            assert await jobs.topic(master, topic) == QueueCounts(1, 1, 6)
+            assert await jobs.offsets(master, topic, 0) == range(1)
+            (message,) = parse_stored((await jobs.pull(master, topic, 0, 0, name))[0])
+            assert (message.content, message.born, message.retries) == (b"copy", 1_000, 0)
+            assert message.properties is not None
+            assert message.properties["UNIQ_KEY"] == "id"
+    with pytest.raises(AdminNotFoundError, match=f"subscription group not exist, {name}_orders"):
+        await session.send(master, of_grpc, 0, b"copy")
 
 
 async def test_remoting_clients_retry_by_levels_of_the_broker(
