@@ -40,6 +40,7 @@ from redrive.admin.http import (
 )
 from redrive.admin.internal_stats import (
     AckPersistence,
+    BrokerSettings,
     acknowledged_behind,
     read_internal_stats,
 )
@@ -48,7 +49,6 @@ from redrive.admin.policies import (
     Quotas,
     TopicPolicy,
     Write,
-    default_quotas,
 )
 from redrive.policy.naming import TopicName
 
@@ -474,8 +474,7 @@ class Admin:
         Raises:
             AdminError: the broker does not answer, or rejects the credentials.
         """
-        persistence, _ = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return persistence
+        return (await self._configuration.get(max_age=CONFIGURATION_SECONDS)).persistence
 
     async def quotas_in_force(self, topic: TopicName, *, max_age: float = 0.0) -> Quotas:
         """Return the backlog quotas of a topic: its own, its namespace's or the broker's default.
@@ -486,17 +485,24 @@ class Admin:
         """
         own = await self.topic_policy(topic, KeepsBacklog())
         around = await self.namespace(topic.namespace_name, max_age=max_age)
-        _, defaults = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return {**defaults, **around.backlog_quotas, **(own or {})}
+        settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return {**settings.quotas, **around.backlog_quotas, **(own or {})}
 
-    async def _read_configuration(self) -> tuple[AckPersistence, Quotas]:
+    async def max_producers(self, namespace: str, *, max_age: float) -> int:
+        """Return the limit of a namespace, else of the broker; 0 for none. See `quotas_in_force`.
+
+        A topic can have another limit.
+        """
+        own = (await self.namespace(namespace, max_age=max_age)).max_producers
+        settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return settings.max_producers if own is None else own
+
+    async def _read_configuration(self) -> BrokerSettings:
         release = await self.version()
         path = "brokers/configuration/runtime"
         try:
             return await self._get(
-                "read the configuration",
-                path,
-                lambda answer: (AckPersistence.of(answer, release), default_quotas(answer)),
+                "read the configuration", path, lambda answer: BrokerSettings.of(answer, release)
             )
         except (
             AdminForbiddenError,
@@ -504,7 +510,7 @@ class Admin:
             AuthenticationFailedError,  # the broker's answer to a role that is not a super-user
             UnsupportedError,
         ):
-            return AckPersistence.of({}, release), {}
+            return BrokerSettings.of({}, release)
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
         """Return True if a tenant exists, or existed at most *max_age* seconds ago."""

@@ -1,12 +1,13 @@
-"""Ledgers and cursors of a topic, and the acknowledgements that a broker persists; pure."""
+"""Ledgers and cursors of a topic, and settings of a broker; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redrive.admin.model import bounded, name_set
+from redrive.admin.policies import Quotas, default_max_producers, default_quotas
 from redrive.policy.naming import cursor_name
 
 MOST_ENTRIES = 10**10
@@ -54,6 +55,25 @@ class AckPersistence:
             arrays.lower() == settings.get(_IN_ARRAYS, "true").lower() == "true",
             configured=RANGES in settings,
         )
+
+
+class BrokerSettings(NamedTuple):
+    """Settings of a broker, by its configuration if that may be read.
+
+    Attributes:
+        quotas: see `default_quotas`.
+        max_producers: limit of producers of a topic; 0 for none.
+    """
+
+    persistence: AckPersistence
+    quotas: Quotas
+    max_producers: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str], release: tuple[int, ...]) -> BrokerSettings:
+        """Parse the configuration; see `AckPersistence.of`."""
+        persistence = AckPersistence.of(settings, release)
+        return cls(persistence, default_quotas(settings), default_max_producers(settings))
 
 
 BY_DEFAULT = AckPersistence()

@@ -156,7 +156,8 @@ class NamespaceState:
         subscription_types: allowed types as the broker writes them; empty means the configuration
             of the broker.
         requires_encryption: True if unencrypted messages are refused.
-        max_producers: maximum of a topic or a partition; 0 means no limit of the namespace.
+        max_producers: maximum of a topic or a partition; 0 means no limit, None the limit of the
+            broker.
     """
 
     unpartitioned: frozenset[str]
@@ -169,7 +170,7 @@ class NamespaceState:
     enforces_schemas: bool = False
     subscription_types: frozenset[str] = frozenset()
     requires_encryption: bool = False
-    max_producers: int = 0
+    max_producers: int | None = None
 
     def exists(self, topic: TopicName) -> bool:
         """Return True if a topic exists, partitioned or not."""
@@ -368,6 +369,7 @@ def read_unpartitioned_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  
 
 def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
     """Parse the policies of a namespace for a `NamespaceState`."""
+    max_producers = answer.get("max_producers_per_topic")
     return {
         "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
         "subscription_expiry_minutes": bounded(
@@ -379,7 +381,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
         "subscription_types": name_set(answer.get("subscription_types_enabled") or ()),
         "requires_encryption": answer.get("encryption_required") is True,
-        "max_producers": bounded(answer.get("max_producers_per_topic") or 0),
+        "max_producers": None if max_producers is None else bounded(max_producers),
     }
 
 

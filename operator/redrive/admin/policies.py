@@ -202,6 +202,11 @@ def default_quotas(settings: Mapping[str, str]) -> Quotas:
     }
 
 
+def default_max_producers(settings: Mapping[str, str]) -> int:
+    """Return the broker's limit of producers of a topic; 0 for none. See `default_quotas`."""
+    return max(0, int(_number(settings, "maxProducersPerTopic")))
+
+
 def _number(settings: Mapping[str, str], name: str) -> float:
     try:
         number = float(settings.get(name, -1))

@@ -269,8 +269,9 @@ class Health:
         own += [policy.sequences_topic] if policy.sequenced else []
 
         async def read() -> tuple[str, ...]:
-            around = await admin.namespace(policy.topic.namespace_name, max_age=SETTINGS_SECONDS)
-            refusing = [await reader.refusing(admin, topic, around.max_producers) for topic in own]
+            name = policy.topic.namespace_name
+            most = await admin.max_producers(name, max_age=SETTINGS_SECONDS)
+            refusing = [await reader.refusing(admin, topic, most) for topic in own]
             return tuple(itertools.chain.from_iterable(refusing))
 
         return await _if_permitted(read(), asked.key, "state of its topics") or ()

@@ -70,9 +70,10 @@ POLICIES = {
     "subscription_expiration_time_minutes": 9, "replication_clusters": ["a"],
     "subscription_types_enabled": ["Shared"], "max_producers_per_topic": 9,
 }  # fmt: skip
+UNLIMITED = POLICIES | {"max_producers_per_topic": None}
 SETTINGS = {
     RANGES: "9", "backlogQuotaDefaultLimitGB": "1", "backlogQuotaDefaultLimitSecond": "9",
-    "backlogQuotaDefaultLimitBytes": "9",
+    "backlogQuotaDefaultLimitBytes": "9", "maxProducersPerTopic": "7",
 }  # fmt: skip
 SCHEMA = {"version": 1, "type": "JSON", "data": "{}", "properties": {"a": "b"}}
 LISTED: Mapping[str, Any] = {
@@ -161,6 +162,8 @@ READS: dict[str, Read] = {
                       lambda read: sorted(read.names)),
     "receivers of one": Read(lambda a: a.receivers(TOPIC, partitioned=False), PART,
                              lambda read: sorted(read.names)),
+    "max producers": Read(lambda a: a.max_producers("t/n", max_age=0), SETTINGS,
+                          others={**LISTED, "/namespaces/t/n": UNLIMITED}),
     "quotas in force": Read(lambda a: a.quotas_in_force(TOPIC), QUOTAS, evicting,
                             {**LISTED, "/namespaces/t/n": POLICIES, "/runtime": SETTINGS}),
 }  # fmt: skip
@@ -235,6 +238,22 @@ async def test_hostile_answer_is_refused_or_bounded(name: str) -> None:
             assert all(abs(number) < HIGHEST for number in numbers(used)), body
             assert "\\ud" not in repr((result, used)), body
     assert refused > len(HOSTILE) // 3 or name in ANY_TEXT
+
+
+@pytest.mark.parametrize(("of_namespace", "expected"), [(None, 7), (0, 0), (2, 2)])
+async def test_namespace_without_own_max_producers_has_the_brokers(
+    of_namespace: int | None, expected: int
+) -> None:
+    policies = POLICIES | {"max_producers_per_topic": of_namespace}
+    answers = {**LISTED, "/runtime": SETTINGS, "/namespaces/t/n": policies}
+
+    async def answer(request: web.Request) -> web.Response:
+        ends = [end for end in answers if request.path.endswith(end)]
+        return web.Response(body=written(answers[ends[0]] if ends else "4.0.8"))
+
+    async with serving(answer) as url, Http.open() as http:
+        admin = Admin(http, url, Access.bearer("x"))
+        assert await admin.max_producers("t/n", max_age=0) == expected
 
 
 def test_every_reading_call_gets_hostile_answers() -> None:

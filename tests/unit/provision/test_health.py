@@ -122,7 +122,11 @@ class Cluster:
 
     async def namespace(self, *_: object, **__: object) -> SimpleNamespace:
         """Answer with those of the namespace."""
-        return SimpleNamespace(backlog_quotas=self.quotas["namespace"], max_producers=2)
+        return SimpleNamespace(backlog_quotas=self.quotas["namespace"])
+
+    async def max_producers(self, *_: object, **__: object) -> int:
+        """Answer for every namespace."""
+        return 2
 
     async def is_terminated(self, topic: TopicName, **_: object) -> bool:
         """Answer for the retry topic alone that it is terminated."""
@@ -141,10 +145,11 @@ class Cluster:
     def _configuration(self) -> Cluster:
         return self
 
-    async def get(self, **_: object) -> tuple[None, Quotas]:
+    async def get(self, **_: object) -> SimpleNamespace:
         """Answer with the quotas of the broker."""
         limit = self.of_broker
-        return None, {} if limit is None else {BY_SIZE: {"limitSize": limit}}
+        quotas: Quotas = {} if limit is None else {BY_SIZE: {"limitSize": limit}}
+        return SimpleNamespace(quotas=quotas)
 
     async def ack_persistence(self) -> AckPersistence:
         """Answer as an old broker does."""
