@@ -311,6 +311,15 @@ class Admin:
         does = f"read the state of {topic}"
         return any(await self._internals(does, topic, read, partitioned=partitioned))
 
+    async def has_open_transaction(self, topic: TopicName) -> bool:
+        """Return True if *topic*, a partition or a topic without, has a transaction under way."""
+
+        def read(part: Mapping[str, Any]) -> int:
+            return model.bounded(part.get("ongoingTxnCount") or 0)
+
+        does = f"read the transactions of {topic}"
+        return any(await self._stats(does, topic, _NAMES_ONLY, read, partitioned=False))
+
     async def _internals(
         self, does: str, topic: TopicName, read: Parser[T], *, partitioned: bool
     ) -> list[T]:

@@ -349,6 +349,17 @@ def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscriptio
     return receivers.has(subscription) if subscription else all(receivers.parts)
 
 
+def has_open_transaction(admin_url: str, topic: TopicName) -> bool:
+    """Return True if a transaction is open in *topic*, a partition or a topic without.
+
+    Raises:
+        AdminError: the broker does not answer, or refuses.
+    """
+    with suppress(errors.AdminNotFoundError):
+        return _asked(admin_url, lambda admin: admin.has_open_transaction(topic))
+    return False
+
+
 def read_properties(admin_url: str, topic: TopicName, partitions: int) -> Mapping[str, str]:
     """Return the properties of a topic, with the replay role's own credentials.
 

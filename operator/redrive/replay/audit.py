@@ -119,7 +119,7 @@ def audit(
     service_url, admin_url = urls
     key = ledger.mounted_key()
     with broker.connect(service_url) as client:
-        records = ledger.read(client, naming.ledger_topic(dead_letter), key)
+        records = ledger.read(client, naming.ledger_topic(dead_letter), key, admin_url)
         sources: Counter[Source] = Counter()
         for target in targets:
             topic = ReadableTopic(client, admin_url, target)

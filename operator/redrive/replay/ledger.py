@@ -158,6 +158,7 @@ class Ledger:
         """Write records again that the topic lacks, because it may have been deleted meanwhile.
 
         The operator creates the topic again, and a reconnected producer does not detect it.
+        Records after an open transaction are written again too, which has no effect.
         """
         reading = broker.waited(lambda: _read(self._client, self._topic, self._key))
         stored = dict(reading.records.items())
@@ -269,12 +270,25 @@ def lost(uid: str) -> RedriveError:
     )
 
 
-def read(client: broker.ReadingClient, topic: TopicName, key: LedgerKey) -> Records:
+def read(
+    client: broker.ReadingClient, topic: TopicName, key: LedgerKey, admin_url: str | None = None
+) -> Records:
     """Read the records of a ledger without taking it over.
+
+    Args:
+        client: client that stays open meanwhile.
+        topic: topic of the ledger.
+        key: key of the ledger.
+        admin_url: without it, records after an open transaction are left out.
 
     Raises:
         ReplayRoleRefusedError: the ledger does not exist, or the role may not read it.
+        AdminError: the admin API does not answer, or refuses.
+        RedriveError: a transaction is open in the ledger.
     """
+    # Before the read: a later transaction blocks no record that is stored by now.
+    if admin_url is not None and broker.has_open_transaction(admin_url, topic):
+        raise transaction_open(topic)
     return _read(client, topic, key).records
 
 

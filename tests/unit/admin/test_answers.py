@@ -145,6 +145,9 @@ READS: dict[str, Read] = {
         lambda a: a.is_terminated(TOPIC, partitioned=True),
         {"partitions": {"p": INTERNAL | {"state": "Terminated"}}},
     ),
+    "transactions": Read(
+        lambda a: a.has_open_transaction(TOPIC), PART | {"ongoingTxnCount": 1}
+    ),
     "internal stats": Read(lambda a: a.internal_stats(TOPIC), INTERNAL, _use_partition),
     "acknowledgements": Read(lambda a: a.ack_persistence(), SETTINGS),
     "clusters": Read(lambda a: a.clusters(), ["a"]),

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from redrive.api.replay import DeadLetterId
+from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.reading import bitmap
+from redrive.reading import bitmap, broker
 from redrive.reading.broker import ReadingClient
 from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Range
@@ -446,6 +448,15 @@ def test_ledger_record_without_entry_is_written_again(monkeypatch: pytest.Monkey
     assert stored.ledger_id() >= 0
     assert ledger.records.headers == {UID: HEADER}
     assert read_ledger(topic.as_client(), LEDGER, KEY).headers == {UID: HEADER}
+
+
+def test_open_transaction_ends_a_read_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = LedgerTopic()
+    open_ledger(topic, "first")
+    for is_open in (True, False):
+        monkeypatch.setattr(broker, "has_open_transaction", lambda *_, is_open=is_open: is_open)
+        with pytest.raises(RedriveError, match="transaction is open") if is_open else nullcontext():
+            read_ledger(topic.as_client(), LEDGER, KEY, "http://pulsar:8080")
 
 
 def test_ledger_takeover_ends_writes_and_leases_of_others() -> None:

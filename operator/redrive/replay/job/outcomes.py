@@ -163,7 +163,8 @@ class OutcomeReader:
     def __init__(
         self, job: ReplayJob, client: broker.ReadingClient, check: Callable[[], None]
     ) -> None:
-        records = ledger.read(client, job.policy.ledger_topic, ledger.mounted_key())
+        key = ledger.mounted_key()
+        records = ledger.read(client, job.policy.ledger_topic, key, job.admin_url)
         if job.uid not in records.headers:
             raise ledger.lost(job.uid)
         self._job, self._client, self._check = job, client, check

@@ -157,7 +157,7 @@ def plan_review(
     backlog = _read_source(job)  # first, as in `run`
     key, topic = ledger_topic.mounted_key(), job.policy.ledger_topic
     with broker.connect(job.service_url) as client:
-        records = broker.waited(lambda: ledger_topic.read(client, topic, key))
+        records = broker.waited(lambda: ledger_topic.read(client, topic, key, job.admin_url))
     ends = None if shown is None else shown.ends
     if shown is not None:
         job, backlog = shown.narrow(job, backlog)
