@@ -26,6 +26,7 @@ from redrive.api import Body
 from redrive.api.permissions import AllowRule, Consent, Permissions
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import FILE, ClusterFlags, cluster_options, names_of
+from redrive.cli.output import now
 from redrive.errors import RedriveError
 from redrive.kube.resources import CONNECTIONS, POLICIES, Key
 from redrive.lint import report
@@ -128,7 +129,7 @@ def read_manifests(file: str, namespace: str) -> Manifests:
         RedriveError: the file can't be read, or they have errors, which are printed.
     """
     manifests = Manifests.read([file], namespace)
-    errors = [f for f in lint(manifests) if f.rule.severity is Severity.ERROR]
+    errors = [f for f in lint(manifests, now()) if f.rule.severity is Severity.ERROR]
     if errors:
         click.echo(report.to_text(errors), nl=False, err=True)
         raise RedriveError("the manifests have errors", got=len(errors), remedy="correct them")

@@ -14,7 +14,7 @@ import yaml
 from redrive.api import Body
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import ClusterFlags, cluster_options
-from redrive.cli.output import counted, document, print_document
+from redrive.cli.output import counted, document, now, print_document
 from redrive.errors import RedriveError
 from redrive.kube.resources import CONNECTIONS, NAMESPACES, POLICIES, Resource
 from redrive.lint import report
@@ -79,7 +79,7 @@ def lint(
         return UNREADABLE
     findings = [
         finding
-        for finding in find(manifests)
+        for finding in find(manifests, now())
         if finding.rule.id not in disable
         and not all(p.file.startswith(LIVE) for p in (finding.position, *finding.related))
     ]

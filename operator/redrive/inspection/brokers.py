@@ -6,20 +6,18 @@ of a policy.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from redrive.api import Body
-from redrive.api.connection import Destination, InspectionIdentity
 from redrive.api.inspection import InspectedMessages
-from redrive.api.job import ConnectionJobs
 from redrive.api.model import parse_spec
-from redrive.api.permissions import Consent
-from redrive.api.rocketmq import (
-    RocketMQInspection,
-    RocketMQMessages,
-    RocketMQRetryPolicySpec,
+from redrive.api.rocketmq import RocketMQMessages, RocketMQRetryPolicySpec
+from redrive.inspection.checks import (
+    InspectionAccess,
+    dead_letters_are_discarded,
+    pulsar_access,
+    rocketmq_access,
 )
-from redrive.errors import RedriveError
 from redrive.inspection.job import PulsarMessages
 from redrive.kube import connections, resources
 from redrive.kube.connections import connection_of, spec_at
@@ -32,25 +30,6 @@ from redrive.replay.controller.admission import used_policy
 
 _GRANTS_SECONDS = 5.0
 """Maximum age of the grants that pending Inspections of all namespaces read."""
-
-
-class InspectionAccess(NamedTuple):
-    """Access of jobs that a connection gives to Inspections of a namespace.
-
-    Attributes:
-        redirect_hosts: hosts that requests may be redirected to, see `Access.hosts`.
-        jobs: limits of the job templates.
-        reads_retries: True if messages that wait for a retry may be read.
-        destinations: places for files.
-        role: to which the policy grants its rights; empty without grants.
-    """
-
-    identity: InspectionIdentity | RocketMQInspection
-    redirect_hosts: tuple[str, ...] = ()
-    jobs: ConnectionJobs | None = None
-    reads_retries: bool = False
-    destinations: tuple[Destination, ...] = ()
-    role: str = ""
 
 
 class InspectionBroker(Protocol):
@@ -76,32 +55,15 @@ class InspectionBroker(Protocol):
 class _Pulsar:
     def access(self, through: Key, namespace: str, ctx: Context) -> InspectionAccess:
         spec = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
-        identity, pulsar = spec.inspection, spec.pulsar
-        if identity is None:
-            raise _no_identity(
-                through, "spec.inspection, with a role and where its credentials lie"
-            )
-        if pulsar.tls is not None and identity.tls is None:
-            raise _no_trust(through, "spec.pulsar.tls", "spec.inspection.tls")
-        return InspectionAccess(
-            identity,
-            pulsar.redirect_hosts,
-            spec.jobs,
-            identity.retry_topics is Consent.ALLOWED,
-            identity.destinations,
-            identity.role,
-        )
+        return pulsar_access(spec, through)
 
     async def messages(
         self, policy: Body, source: InspectedMessages, access: InspectionAccess, ctx: Context
     ) -> PulsarMessages:
         _, connection, _, used = used_policy(policy, ctx)
+        if error := dead_letters_are_discarded(source, used):
+            raise error
         is_retry = source is InspectedMessages.RETRY
-        if not is_retry and not used.dead_letters:
-            raise Reason.DEAD_LETTERS_DISCARDED.error(
-                "the RetryPolicy discards its dead letters, so none can be inspected",
-                remedy="set its deadLetter.mode to Keep, or inspect messages from: Retry",
-            )
         topic = used.retry_topic if is_retry else used.dead_letter_topic
         await self._check_granted(topic, access.role, connection_of(policy), ctx)
         pulsar = connection.pulsar
@@ -131,11 +93,7 @@ class _RocketMQ:
         cluster = cluster_of(spec, through)
         labels = ctx.namespaces.of(namespace) if spec.selects_namespaces else {}
         rules_at(spec, through, namespace, labels)
-        if cluster.inspection is None:
-            raise _no_identity(through, "spec.rocketmq.inspection, with an access key for jobs")
-        if cluster.tls is not None and cluster.inspection.tls is None:
-            raise _no_trust(through, "spec.rocketmq.tls", "spec.rocketmq.inspection.tls")
-        return InspectionAccess(cluster.inspection)
+        return rocketmq_access(cluster, through)
 
     async def messages(
         self,
@@ -154,18 +112,3 @@ BROKERS: dict[str, InspectionBroker] = {
     resources.POLICIES.kind: _Pulsar(),
     resources.ROCKETMQ_POLICIES.kind: _RocketMQ(),
 }
-
-
-def _no_identity(through: Key, field: str) -> RedriveError:
-    return Reason.INSPECTION_IDENTITY_MISSING.error(
-        f"the BrokerConnection {through} names no role for Inspections", remedy=f"give it {field}"
-    )
-
-
-def _no_trust(through: Key, field: str, missing: str) -> RedriveError:
-    return Reason.TRUST_NOT_SUPPORTED.error(
-        f"the BrokerConnection {through} has certificate authorities of its own, and names "
-        "none for Inspections",
-        got=f"{field} without {missing}",
-        remedy=f"store them in the namespaces of Inspections, and name them in {missing}",
-    )

@@ -19,7 +19,7 @@ import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
-from redrive.api.connection import Destination, InspectionIdentity
+from redrive.api.connection import Destination
 from redrive.api.inspection import (
     InspectedMessages,
     InspectionSpec,
@@ -27,12 +27,11 @@ from redrive.api.inspection import (
     ReturnedPayload,
 )
 from redrive.api.model import parse_spec
-from redrive.api.permissions import Consent
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
-from redrive.api.rocketmq import RocketMQInspection
 from redrive.errors import RedriveError, Requeue
-from redrive.inspection.brokers import BROKERS, InspectionAccess
+from redrive.inspection.brokers import BROKERS
+from redrive.inspection.checks import InspectionAccess, access_violations
 from redrive.inspection.job import InspectionJob
 from redrive.kube import logs, resources
 from redrive.kube.cache import Cache, needs_reconcile
@@ -381,35 +380,22 @@ def _check_access(
         RedriveError: it does not.
     """
     spec = ctx.inspections.derive(_spec, inspection)
-    if spec.source is InspectedMessages.RETRY and not access.reads_retries:
-        raise Reason.RETRIES_NOT_INSPECTED.error(
-            f"the BrokerConnection {through} does not permit to inspect waiting retries",
-            remedy="set its inspection.retryTopics to Allowed",
+    if spec.reveals and not ctx.settings.clear_payloads:
+        raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
+            "this installation has no admission policy that checks the right to clear text",
+            remedy="create another Inspection after it is installed (admissionPolicy.create in the "
+            "Helm chart), or one with payload: Masked",
         )
-    if spec.reveals:
-        _check_clear_text(access.identity, through, ctx)
-    return _export(inspection, spec, through, access.destinations)
+    for error in access_violations(spec, access, through):
+        raise error
+    return _export(inspection, spec, access.destinations)
 
 
-def _export(
-    inspection: Body, spec: InspectionSpec, through: Key, places: Iterable[Destination]
-) -> _Export:
-    """Return the file of an Inspection, which no other Inspection has.
-
-    Raises:
-        DestinationNotFound: the connection does not name it.
-    """
+def _export(inspection: Body, spec: InspectionSpec, destinations: Iterable[Destination]) -> _Export:
+    """Return the file of an Inspection, which no other Inspection has."""
     if spec.export is None:
         return _Export()
-    destinations = {destination.name: destination for destination in places}
-    if spec.export.destination not in destinations:
-        raise Reason.DESTINATION_NOT_FOUND.error(
-            f"the BrokerConnection {through} names no such destination for files",
-            got=spec.export.destination,
-            remedy=f"use one of {', '.join(destinations) or 'none'}, or add it to its "
-            "inspection.destinations",
-        )
-    destination = destinations[spec.export.destination]
+    destination = next(d for d in destinations if d.name == spec.export.destination)
     key, uid = Key.of(inspection), inspection["metadata"]["uid"]
     name = f"{key.name}-{uid[:8]}.{spec.export.format.suffix}"
     file = "/".join((destination.uri.rstrip("/"), key.namespace, spec.policy_ref.name, name))
@@ -429,28 +415,6 @@ def _check_age(inspection: Body, ctx: Context) -> None:
             "the right of its author was checked",
             got=f"created at {written(created)}",
             remedy="create another Inspection",
-        )
-
-
-def _check_clear_text(
-    identity: InspectionIdentity | RocketMQInspection, through: Key, ctx: Context
-) -> None:
-    """Check that messages may be returned in clear text, by authors whose right is checked.
-
-    Raises:
-        ClearTextNotPermitted: they may not.
-    """
-    if not ctx.settings.clear_payloads:
-        raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
-            "this installation has no admission policy that checks the right to clear text",
-            remedy="create another Inspection after it is installed (admissionPolicy.create in the "
-            "Helm chart), or one with payload: Masked",
-        )
-    if identity.clear_payloads is not Consent.ALLOWED:
-        raise Reason.CLEAR_TEXT_NOT_PERMITTED.error(
-            f"the BrokerConnection {through} does not permit Inspections in clear text",
-            remedy="create another Inspection after its inspection.clearPayloads is Allowed, or "
-            "one with payload: Masked",
         )
 
 

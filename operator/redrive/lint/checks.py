@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from redrive.lint.manifests import Manifest, Manifests
 from redrive.lint.objects import check_object, is_readable
@@ -14,7 +15,7 @@ from redrive.lint.references import check_references
 from redrive.lint.rules import Finding, LintRule, finding_at
 
 
-def lint(manifests: Manifests) -> list[Finding]:
+def lint(manifests: Manifests, now: datetime) -> list[Finding]:
     """Return the findings in *manifests*, in the order of files and lines."""
     findings = [
         Finding(LintRule.YAML_SYNTAX, position, "", _syntax(problem))
@@ -24,7 +25,7 @@ def lint(manifests: Manifests) -> list[Finding]:
         findings += check_object(manifest)
     findings += _duplicate_objects(manifests)
     valid = [manifest for manifest in manifests.objects if is_readable(manifest)]
-    findings += check_references(valid, manifests.namespaces, manifests.secrets)
+    findings += check_references(valid, manifests.namespaces, manifests.secrets, now)
     shown = [*manifests.objects, *manifests.secrets]
     enabled = [finding for finding in findings if not _is_disabled(finding, shown)]
     return sorted(dict.fromkeys(enabled), key=lambda finding: (finding.position, finding.rule.id))

@@ -1,4 +1,4 @@
-"""Checks of objects together: connections, topics that two policies claim, Replays.
+"""Checks of objects together: connections, topics that two policies claim, Replays, Inspections.
 
 The operator's own checks decide. An object that the manifests do not contain is unknown here, never
 missing. Manifests without a namespace share one whose name is unknown.
@@ -7,18 +7,22 @@ missing. Manifests without a namespace share one whose name is unknown.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import import_module
 from itertools import chain, islice, takewhile
 from typing import TypeVar
 
 from redrive.api.connection import BrokerConnectionSpec
+from redrive.api.inspection import InspectionSpec
 from redrive.api.model import parse, parse_spec
-from redrive.api.permissions import NAMESPACE, AllowRule, Permissions
-from redrive.api.replay import PolicyKind, ReplaySpec
-from redrive.api.retrypolicy import Chaining, RetryPolicySpec
+from redrive.api.permissions import NAMESPACE, NamespaceRule, Permissions
+from redrive.api.replay import PolicyKind, PolicyRef, ReplaySpec
+from redrive.api.retrypolicy import Chaining, ConnectionRef, RetryPolicySpec
+from redrive.api.rocketmq import RocketMQInspection, RocketMQReplays, RocketMQRetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.inspection import checks as inspections
 from redrive.kube.resources import SECRETS, USABLE_BY, Key
 from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import Finding, LintRule, concerned, finding_at, nearest
@@ -27,8 +31,19 @@ from redrive.provision import checks
 from redrive.provision.desired import config_map_of
 from redrive.provision.ownership import shown_policy
 from redrive.provision.request import Request
-from redrive.replay.controller.checks import RunRequest, run_violations
+from redrive.replay.controller import checks as replays
+from redrive.replay.controller.checks import (
+    RunRequest,
+    fields_are_not_supported,
+    run_violations,
+    start_is_too_late,
+)
 
+_GROUP: FieldPath = ("spec", "group")
+_PATTERNS = ("topics", "roles", "groups")
+"""Fields of a rule with patterns, which may contain the namespace."""
+Labels = Mapping[str, Mapping[str, str]]
+"""Labels of Namespaces, by name."""
 _GIVEN_NAMES = ("retryTopic", "deadLetterTopic")
 """Fields of `spec.naming`, in the order of `RetryPolicySpec.own_topics`."""
 
@@ -47,6 +62,18 @@ Connections = dict[Key, list[_Connection]]
 
 
 @dataclass(frozen=True)
+class _Group:
+    """A RocketMQRetryPolicy of the manifests; the attributes are those of `Claim`."""
+
+    manifest: Manifest
+    key: Key
+    through: Key
+    spec: RocketMQRetryPolicySpec
+    connection: _Connection | None
+    has_permissions: bool
+
+
+@dataclass(frozen=True)
 class Claim:
     """A RetryPolicy of the manifests, and its request.
 
@@ -60,9 +87,22 @@ class Claim:
     connection: _Connection | None
     has_permissions: bool
 
+    @property
+    def key(self) -> Key:
+        """Return the policy."""
+        return self.request.key
+
+    @property
+    def through(self) -> Key:
+        """Return its connection."""
+        return self.request.through
+
 
 def check_references(
-    manifests: Sequence[Manifest], namespaces: Sequence[Manifest], secrets: Sequence[Manifest]
+    manifests: Sequence[Manifest],
+    namespaces: Sequence[Manifest],
+    secrets: Sequence[Manifest],
+    now: datetime,
 ) -> Iterator[Finding]:
     """Yield the findings between *manifests*, each of which is valid alone.
 
@@ -70,9 +110,15 @@ def check_references(
         manifests: in the order of files and lines; the first of two policies has priority.
         namespaces: Namespaces, for connections that select by label.
         secrets: Secrets, which jobs may mount with the consent of their owner.
+        now: time of the check.
     """
     claims, findings = resolve(manifests, namespaces)
     yield from findings
+    connections, labels = _connections(manifests), _labels(namespaces)
+    groups = [_group(m, connections, labels) for m in _of_kind(manifests, "RocketMQRetryPolicy")]
+    names: dict[str, set[str]] = defaultdict(set)
+    for manifest in manifests:
+        names[manifest.kind].add(str(_key(manifest)))
     yield from _check_numbers(claims)
     yield from _check_config_maps(claims)
     for claim in claims:
@@ -80,9 +126,18 @@ def check_references(
         yield from _check_ladder(claim)
         yield from _check_discarded(claim)
     yield from _check_rivals(claims)
-    yield from _check_consents(claims, secrets)
+    for group in groups:
+        yield from _check_connection_name(group.manifest, group.spec.connection_ref, connections)
+        yield from _check_group(group, labels)
+    yield from _check_consents([*claims, *groups], secrets)
     for manifest in _of_kind(manifests, "Replay"):
-        yield from _check_replay(manifest, claims)
+        replay = parse_spec(ReplaySpec, manifest.body)
+        yield from _check_policy_name(manifest, replay.policy_ref, names)
+        yield from _check_replay(manifest, replay, claims, groups, now)
+    for manifest in _of_kind(manifests, "Inspection"):
+        inspection = parse_spec(InspectionSpec, manifest.body)
+        yield from _check_policy_name(manifest, inspection.policy_ref, names)
+        yield from _check_inspection(manifest, inspection, claims, groups)
 
 
 def resolve(
@@ -92,22 +147,41 @@ def resolve(
 
     The arguments are the first two of `check_references`.
     """
-    connections: Connections = defaultdict(list)
-    for manifest in _of_kind(manifests, "BrokerConnection"):
-        key, broker = _key(manifest), parse_spec(BrokerConnectionSpec, manifest.body)
-        connections[key].append(_Connection(key, broker, manifest))
-    labels = {manifest.name: manifest.metadata.get("labels") or {} for manifest in namespaces}
+    connections, labels = _connections(manifests), _labels(namespaces)
     claims: list[Claim] = []
     findings: list[Finding] = []
     for number, manifest in enumerate(_of_kind(manifests, "RetryPolicy")):
         spec = parse_spec(RetryPolicySpec, manifest.body)
-        findings += _check_connection_name(manifest, spec, connections)
+        findings += _check_connection_name(manifest, spec.connection_ref, connections)
         try:
             claims.append(_claim(manifest, spec, number, connections, labels))
         except InvalidSpecError as error:
             path = concerned(manifest, ("spec", "naming"), str(error))
             findings.append(finding_at(manifest, LintRule.CONTRADICTION, path, str(error)))
+        except RedriveError as error:
+            path = ("spec", "connectionRef")
+            findings.append(finding_at(manifest, LintRule.of(error), path, str(error)))
     return claims, findings
+
+
+def _connections(manifests: Sequence[Manifest]) -> Connections:
+    connections: Connections = defaultdict(list)
+    for manifest in _of_kind(manifests, "BrokerConnection"):
+        key, spec = _key(manifest), parse_spec(BrokerConnectionSpec, manifest.body)
+        connections[key].append(_Connection(key, spec, manifest))
+    return connections
+
+
+def _labels(namespaces: Sequence[Manifest]) -> Labels:
+    return {manifest.name: manifest.metadata.get("labels") or {} for manifest in namespaces}
+
+
+def _group(manifest: Manifest, connections: Connections, labels: Labels) -> _Group:
+    spec = parse_spec(RocketMQRetryPolicySpec, manifest.body)
+    through = _through(manifest, spec.connection_ref)
+    connection = _nearest_to(manifest, connections.get(through, ()))
+    knows = connection is not None and _knows_rules(connection, manifest.namespace, labels)
+    return _Group(manifest, _key(manifest), through, spec, connection, knows)
 
 
 def _of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
@@ -123,19 +197,18 @@ def _claim(
     spec: RetryPolicySpec,
     number: int,
     connections: Connections,
-    labels: Mapping[str, Mapping[str, str]],
+    labels: Labels,
 ) -> Claim:
     """Return the request of a policy, as the operator makes it from the cluster.
 
     Raises:
         InvalidSpecError: its values can't make a policy together.
+        RedriveError: its connection is for RocketMQ.
     """
-    key = _key(manifest)
-    reference = spec.connection_ref
-    through = Key(
-        key.namespace if reference.namespace is None else reference.namespace, reference.name
-    )
+    key, through = _key(manifest), _through(manifest, spec.connection_ref)
     connection = _nearest_to(manifest, connections.get(through, ()))
+    if connection is not None:
+        _ = connection.spec.pulsar  # an error if it is for another broker
     defaults = None if connection is None else connection.spec.policy_defaults
     completed = spec.completed(defaults)
     permissions = _permissions(connection, key.namespace, labels)
@@ -152,7 +225,11 @@ def _claim(
     return Claim(manifest, request, connection, permissions is not None)
 
 
-_Located = TypeVar("_Located", _Connection, Claim)
+def _through(manifest: Manifest, ref: ConnectionRef) -> Key:
+    return Key(manifest.namespace if ref.namespace is None else ref.namespace, ref.name)
+
+
+_Located = TypeVar("_Located", bound=_Connection | Claim | _Group)
 
 
 def _nearest_to(manifest: Manifest, objects: Sequence[_Located]) -> _Located | None:
@@ -176,29 +253,32 @@ def _unknown(key: Key) -> BrokerConnectionSpec:
 
 
 def _permissions(
-    connection: _Connection | None, namespace: str, labels: Mapping[str, Mapping[str, str]]
+    connection: _Connection | None, namespace: str, labels: Labels
 ) -> Permissions | None:
     """Return the permissions of *namespace*; None where they are unknown."""
-    if connection is None:
+    if connection is None or not _knows_rules(connection, namespace, labels):
         return None
-    spec, own = connection.spec, connection.key.namespace
-    if not namespace and (own or any(map(_depends_on_namespace, spec.allow))):
-        return None
-    if spec.selects_namespaces and namespace not in labels:
-        return None
-    return spec.permissions(namespace, labels.get(namespace, {}), own)
+    own = connection.key.namespace
+    return connection.spec.permissions(namespace, labels.get(namespace, {}), own)
 
 
-def _depends_on_namespace(rule: AllowRule) -> bool:
-    patterns = (*rule.topics, *rule.roles)
+def _knows_rules(connection: _Connection, namespace: str, labels: Labels) -> bool:
+    """Return True if the manifests show which rules of a connection are for *namespace*."""
+    spec = connection.spec
+    if not namespace:
+        return not connection.key.namespace and not any(map(_depends_on_namespace, spec.rules))
+    return namespace in labels or not spec.selects_namespaces
+
+
+def _depends_on_namespace(rule: NamespaceRule) -> bool:
+    patterns = [pattern for name in _PATTERNS for pattern in getattr(rule, name, ())]
     return rule.namespaces is not None or any(NAMESPACE in pattern for pattern in patterns)
 
 
 def _check_connection_name(
-    manifest: Manifest, spec: RetryPolicySpec, connections: Connections
+    manifest: Manifest, reference: ConnectionRef, connections: Connections
 ) -> Iterator[Finding]:
-    reference = spec.connection_ref
-    key = Key(reference.namespace or manifest.namespace, reference.name)
+    key = _through(manifest, reference)
     near = nearest(str(key), map(str, connections), cutoff=0.85)
     if key not in connections and near:
         problem = (
@@ -334,21 +414,49 @@ def _check_rival(claim: Claim, rival: Claim) -> Iterator[Finding]:
         yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)
 
 
-def _check_consents(claims: Sequence[Claim], secrets: Sequence[Manifest]) -> Iterator[Finding]:
+def _check_group(group: _Group, labels: Labels) -> Iterator[Finding]:
+    connection, namespace = group.connection, group.manifest.namespace
+    if connection is None:
+        return
+    # Loaded for manifests of this kind only: it takes long.
+    rocketmq = import_module("redrive.kube.rocketmq")
+    error: RedriveError | None = None
+    path: FieldPath = ("spec", "connectionRef")
+    try:
+        rocketmq.cluster_of(connection.spec, group.through)
+        if group.has_permissions:
+            of_namespace = labels.get(namespace, {})
+            rules = rocketmq.rules_at(connection.spec, group.through, namespace, of_namespace)
+            error, path = checks.group_is_not_allowed(group.spec, namespace, rules), _GROUP
+    except RedriveError as refused:
+        error = refused
+    if error is not None:
+        yield finding_at(group.manifest, LintRule.of(error), path, str(error))
+
+
+def _check_consents(
+    claims: Sequence[Claim | _Group], secrets: Sequence[Manifest]
+) -> Iterator[Finding]:
     """Yield each Secret that jobs of a policy mount, and whose owner does not consent."""
     by_key: dict[Key, list[Manifest]] = defaultdict(list)
     for secret in secrets:
         by_key[_key(secret)].append(secret)
     for claim in claims if secrets else ():
         spec = None if claim.connection is None else claim.connection.spec
-        identities = () if spec is None else filter(None, (spec.replay, spec.inspection))
+        jobs = () if spec is None else (spec.replay, spec.inspection, *_rocketmq_jobs(spec))
+        identities = filter(None, jobs)
         # Loaded for manifests with Secrets only: it takes long.
         lent_objects = import_module("redrive.replay.controller.launch").lent_objects
         for needed in chain.from_iterable(map(lent_objects, identities)):
             if needed.resource is SECRETS:
-                key = Key(claim.request.key.namespace, needed.name)
-                for secret in by_key[key]:
-                    yield from _check_consent(secret, claim.request.through)
+                for secret in by_key[Key(claim.key.namespace, needed.name)]:
+                    yield from _check_consent(secret, claim.through)
+
+
+def _rocketmq_jobs(
+    spec: BrokerConnectionSpec,
+) -> tuple[RocketMQReplays | RocketMQInspection | None, ...]:
+    return () if spec.rocketmq is None else (spec.rocketmq.replay, spec.rocketmq.inspection)
 
 
 def _check_consent(secret: Manifest, connection: Key) -> Iterator[Finding]:
@@ -366,29 +474,92 @@ def _check_consent(secret: Manifest, connection: Key) -> Iterator[Finding]:
         yield finding_at(secret, LintRule.CONSENT_MISSING, path, problem)
 
 
-def _check_replay(manifest: Manifest, claims: Sequence[Claim]) -> Iterator[Finding]:
-    spec = parse_spec(ReplaySpec, manifest.body)
-    if spec.policy_ref.kind is not PolicyKind.RETRY_POLICY:
-        return
-    key = Key(manifest.namespace, spec.policy_ref.name)
-    candidates = [claim for claim in claims if claim.request.key == key]
-    claim = _nearest_to(manifest, candidates)
-    if claim is None:
-        near = nearest(str(key), [str(claim.request.key) for claim in claims], cutoff=0.85)
-        if near:
-            problem = f"these manifests have no such RetryPolicy; got '{key}'; did you mean {near}?"
-            path = ("spec", "policyRef", "name")
-            yield finding_at(manifest, LintRule.POLICY_NOT_FOUND, path, problem)
-    elif claim.connection is not None and claim.has_permissions:
-        request = claim.request
-        run = RunRequest(
-            spec,
-            key,
-            request.spec,
-            request.policy,
-            request.through,
-            request.connection,
-            request.permissions,
+def _check_policy_name(
+    manifest: Manifest, reference: PolicyRef, names: Mapping[str, Collection[str]]
+) -> Iterator[Finding]:
+    key, others = str(Key(manifest.namespace, reference.name)), names.get(reference.kind, ())
+    near = nearest(key, others, cutoff=0.85)
+    if key not in others and near:
+        problem = (
+            f"these manifests have no such {reference.kind}; got '{key}'; did you mean {near}?"
         )
-        for error in run_violations(run):
-            yield _finding(manifest, error, ("spec", "policyRef", "name"))
+        path = ("spec", "policyRef", "name")
+        yield finding_at(manifest, LintRule.POLICY_NOT_FOUND, path, problem)
+
+
+def _check_replay(
+    manifest: Manifest,
+    spec: ReplaySpec,
+    claims: Sequence[Claim],
+    groups: Sequence[_Group],
+    now: datetime,
+) -> Iterator[Finding]:
+    if error := start_is_too_late(spec.start_before, now):
+        yield finding_at(manifest, LintRule.of(error), ("spec", "startBefore"), str(error))
+    policy = _policy(manifest, spec.policy_ref, claims, groups)
+    if policy is None or policy.connection is None or not policy.has_permissions:
+        return
+    for error in _replay_violations(spec, policy, policy.connection.spec):
+        yield _finding(manifest, error, ("spec", "policyRef", "name"))
+
+
+def _policy(
+    manifest: Manifest, reference: PolicyRef, claims: Sequence[Claim], groups: Sequence[_Group]
+) -> Claim | _Group | None:
+    """Return the policy that a Replay or an Inspection refers to; None if it is unknown."""
+    policies = claims if reference.kind is PolicyKind.RETRY_POLICY else groups
+    key = Key(manifest.namespace, reference.name)
+    return _nearest_to(manifest, [policy for policy in policies if policy.key == key])
+
+
+def _replay_violations(
+    spec: ReplaySpec, policy: Claim | _Group, connection: BrokerConnectionSpec
+) -> Iterator[RedriveError]:
+    if isinstance(policy, Claim):
+        request = policy.request
+        yield from run_violations(
+            RunRequest(
+                spec,
+                request.key,
+                request.spec,
+                request.policy,
+                request.through,
+                request.connection,
+                request.permissions,
+            )
+        )
+    elif connection.rocketmq is not None:
+        if error := fields_are_not_supported(spec, policy.spec):
+            yield error
+        try:
+            replays.rocketmq_access(connection.rocketmq, policy.through)
+        except RedriveError as error:
+            yield error
+
+
+def _check_inspection(
+    manifest: Manifest, spec: InspectionSpec, claims: Sequence[Claim], groups: Sequence[_Group]
+) -> Iterator[Finding]:
+    policy = _policy(manifest, spec.policy_ref, claims, groups)
+    if policy is None or policy.connection is None or not policy.has_permissions:
+        return
+    for error in _inspection_violations(spec, policy, policy.connection.spec):
+        yield _finding(manifest, error, ("spec", "policyRef", "name"))
+
+
+def _inspection_violations(
+    spec: InspectionSpec, policy: Claim | _Group, connection: BrokerConnectionSpec
+) -> Iterator[RedriveError]:
+    try:
+        if isinstance(policy, Claim):
+            if error := inspections.dead_letters_are_discarded(spec.source, policy.request.policy):
+                yield error
+            access = inspections.pulsar_access(connection, policy.through)
+        elif connection.rocketmq is not None:
+            access = inspections.rocketmq_access(connection.rocketmq, policy.through)
+        else:
+            return
+    except RedriveError as error:
+        yield error
+        return
+    yield from inspections.access_violations(spec, access, policy.through)

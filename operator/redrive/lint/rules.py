@@ -52,13 +52,15 @@ class LintRule(enum.Enum):
     CONNECTION_NOT_FOUND = (WARNING,
         "`connectionRef` names no BrokerConnection of these manifests, but nearly one.")
     POLICY_NOT_FOUND = (WARNING,
-        "`policyRef` names no RetryPolicy of these manifests, but nearly one.")
+        "`policyRef` names no policy of these manifests, but nearly one.")
+    OTHER_BROKER = ERROR, "A connection or policy is for another kind of broker."
     NAMESPACE_NOT_ALLOWED = (ERROR,
         "No rule of the connection's `allow` is for the namespace of the policy.")
     TOPIC_NOT_ALLOWED = (ERROR,
         "The connection does not allow the source topic, or a topic derived from it.")
+    GROUP_NOT_ALLOWED = ERROR, "The connection does not allow the group of RocketMQ, or its topic."
     ROLE_NOT_ALLOWED = ERROR, "The connection does not allow a role of the policy."
-    DELETION_NOT_ALLOWED = ERROR, "The connection does not allow to delete these topics."
+    DELETION_NOT_ALLOWED = ERROR, "The connection does not allow to delete the topics or the group."
     LIMIT_EXCEEDED = ERROR, "The policy exceeds a limit of its connection."
     RESOURCE_CONFLICT = ERROR, "Two policies are for the same subscription of the same topic."
     CONFIG_MAP_NOT_OURS = ERROR, "Two policies of a namespace have one ConfigMap."
@@ -68,11 +70,14 @@ class LintRule(enum.Enum):
     LADDER_UNUSED = WARNING, "The ladder has more delays than the policy has retries."
     UNUSED_FIELD = (WARNING,
         "A field has no effect beside another, such as a TTL of dead letters that are discarded.")
-    DEAD_LETTERS_DISCARDED = ERROR, "A Replay is of a policy that keeps no dead letters."
+    DEAD_LETTERS_DISCARDED = (ERROR,
+        "A Replay or an Inspection is of a policy that keeps no dead letters.")
     REPLAY_IDENTITY_MISSING = (ERROR,
         "A Replay is of a policy whose connection has no role for Replays.")
+    INSPECTION_IDENTITY_MISSING = (ERROR,
+        "An Inspection is of a policy whose connection has no role for Inspections.")
     TRUST_NOT_SUPPORTED = (ERROR,
-        "The connection has certificate authorities of its own, and none for replay jobs.")
+        "The connection has certificate authorities of its own, and none for its jobs.")
     CONSENT_MISSING = (WARNING,
         "A Secret of jobs lacks the annotation `redrive.io/usable-by` for its connection.")
     TARGET_NOT_ALLOWED = ERROR, "The connection does not allow the target of a Replay."
@@ -80,6 +85,11 @@ class LintRule(enum.Enum):
     JOB_NOT_PERMITTED = ERROR, "The connection does not permit the job template."
     REPLAY_NOT_SAFE = (ERROR,
         "The policy excludes Replays, or requires a confirmation that the Replay lacks.")
+    STARTED_TOO_LATE = (WARNING,
+        "`startBefore` is in the past: a Replay that was not launched then moves nothing.")
+    RETRIES_NOT_INSPECTED = ERROR, "The connection does not permit to inspect waiting retries."
+    CLEAR_TEXT_NOT_PERMITTED = ERROR, "The connection does not permit Inspections in clear text."
+    DESTINATION_NOT_FOUND = ERROR, "The connection names no such destination for files."
     AUTHOR_FIELD_MISSING = ERROR, "A Replay lacks a reason or ticket that its connection requires."
     UNKNOWN_RULE = WARNING, "A comment disables a rule that does not exist."
     # fmt: on

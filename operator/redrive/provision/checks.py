@@ -14,8 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
+from redrive.api.permissions import Consent
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import Adoption, Chaining
+from redrive.api.rocketmq import GroupDeletion, RocketMQRetryPolicySpec, RocketMQRule
 from redrive.errors import (
     OwnerConflictError,
     RedriveError,
@@ -137,6 +139,27 @@ def deletion_is_not_allowed(request: Request) -> RedriveError | None:
                 remedy="use deletionPolicy Retain, or set deletion to Allowed in a rule for that "
                 "topic in the connection's spec.allow",
             )
+    return None
+
+
+def group_is_not_allowed(
+    spec: RocketMQRetryPolicySpec, namespace: str, rules: Sequence[RocketMQRule]
+) -> RedriveError | None:
+    """Find a group of RocketMQ that *rules* do not cover, or whose deletion they do not allow."""
+    covering = [rule for rule in rules if rule.covers(namespace, spec.topic, spec.group)]
+    if not covering:
+        return Reason.GROUP_NOT_ALLOWED.error(
+            "no rule of the connection allows this group of this topic",
+            got=f"group {spec.group}, topic {spec.topic}",
+            remedy="add both to a rule of its rocketmq.allow, or use others",
+        )
+    deletes = spec.deletion_policy is GroupDeletion.DELETE
+    if deletes and not any(rule.deletion is Consent.ALLOWED for rule in covering):
+        return Reason.DELETION_NOT_ALLOWED.error(
+            "no rule of the connection allows to delete this group",
+            got=spec.group,
+            remedy="set deletionPolicy to Retain, or deletion: Allowed in a rule",
+        )
     return None
 
 

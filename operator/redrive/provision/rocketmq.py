@@ -27,7 +27,7 @@ from redrive.api.conditions import (
     ready,
 )
 from redrive.api.model import parse_spec
-from redrive.api.permissions import Consent, PolicyLimits
+from redrive.api.permissions import PolicyLimits
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ManagementPolicy
 from redrive.api.rocketmq import ClientKind, GroupDeletion, RocketMQRetryPolicySpec
@@ -42,7 +42,7 @@ from redrive.kube.resources import Key
 from redrive.kube.rocketmq import RocketMQConnection
 from redrive.provision import groups
 from redrive.provision.actions import in_words
-from redrive.provision.checks import too_many_policies
+from redrive.provision.checks import group_is_not_allowed, too_many_policies
 from redrive.provision.claims import excess
 from redrive.provision.connection import is_protection_due
 from redrive.provision.finalize import finish
@@ -112,20 +112,8 @@ class RocketMQReconciler(Reconciler):
         """
         namespace = Key.of(body).namespace
         connection = await self._ctx.brokers.rocketmq(connection_of(body), namespace)
-        rules = [r for r in connection.rules if r.covers(namespace, spec.topic, spec.group)]
-        if not rules:
-            raise Reason.GROUP_NOT_ALLOWED.error(
-                "no rule of the connection allows this group of this topic",
-                got=f"group {spec.group}, topic {spec.topic}",
-                remedy="add both to a rule of its rocketmq.allow, or use others",
-            )
-        deletes = spec.deletion_policy is GroupDeletion.DELETE
-        if deletes and not any(rule.deletion is Consent.ALLOWED for rule in rules):
-            raise Reason.DELETION_NOT_ALLOWED.error(
-                "no rule of the connection allows to delete this group",
-                got=spec.group,
-                remedy="set deletionPolicy to Retain, or deletion: Allowed in a rule",
-            )
+        if error := group_is_not_allowed(spec, namespace, connection.rules):
+            raise error
         return connection
 
     def _check_number(self, body: Body, connection: RocketMQConnection) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pulsar
@@ -160,7 +161,7 @@ def test_adopted_topics_are_those_that_the_operator_would_name(
 
     printed = tmp_path / "adopted.yaml"
     printed.write_text(result.stdout, "utf-8")
-    assert lint(Manifests.read([str(printed)])) == []
+    assert lint(Manifests.read([str(printed)]), datetime(2026, 1, 1, tzinfo=UTC)) == []
     assert "as owner of" in run(broker, "provision", printed).stdout
     again = CliRunner().invoke(adopt, [pulsar_namespace, *options], catch_exceptions=False)
     assert again.stdout == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from redrive.inspection import checks as inspection_checks
 from redrive.kube.resources import (
     DEAD_LETTER_NOW,
     HAND_OVER_TO,
@@ -23,6 +25,7 @@ from redrive.kube.resources import (
     UNLOAD_REQUESTED_AT,
     USABLE_BY,
 )
+from redrive.kube.rocketmq import cluster_of
 from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
 from redrive.lint.objects import ANNOTATIONS
@@ -31,6 +34,7 @@ from redrive.provision.checks import (
     ADMISSION,
     chained,
     foreign_config_map,
+    group_is_not_allowed,
     prior_claim,
     too_many_policies,
 )
@@ -38,6 +42,7 @@ from redrive.reasons import Reason
 from redrive.replay.controller import checks as replay_checks
 from tests.support.invalid_manifests import REFUSED, VALID, bad_input, manifest, read
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ROOT = Path(__file__).parents[3]
 WRONG: list[dict[str, Any]] = read(Path(__file__).with_name("wrong_manifests.yaml"))
 EXPECTED = re.compile(r"# expect: ([\w -]+)")
@@ -49,7 +54,7 @@ def findings_in(text: str, namespace: str = "") -> list[Finding]:
     """Check *text* as one file."""
     manifests = Manifests(namespace)
     manifests.add("wrong.yaml", text.encode())
-    return lint(manifests)
+    return lint(manifests, NOW)
 
 
 def expected(text: str) -> Counter[tuple[int, str]]:
@@ -84,8 +89,10 @@ def reasons_given(function: FunctionType) -> Iterator[Reason]:
 
 
 def test_every_reason_of_the_operators_checks_has_a_rule() -> None:
-    others = (prior_claim, chained, too_many_policies, foreign_config_map)
-    checks: list[object] = [*others, *ADMISSION.checks, *vars(replay_checks).values()]
+    others = (prior_claim, chained, too_many_policies, foreign_config_map, group_is_not_allowed)
+    checks: list[object] = [*others, *ADMISSION.checks, cluster_of]
+    for module in (replay_checks, inspection_checks):
+        checks += vars(module).values()
     reasons = {
         r for check in checks if isinstance(check, FunctionType) for r in reasons_given(check)
     }
@@ -114,7 +121,7 @@ def test_smallest_object_has_no_finding(kind: str) -> None:
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "examples").iterdir()), ids=lambda f: f.name)
 def test_examples_have_no_finding(folder: Path) -> None:
-    assert lint(Manifests.read([str(folder)])) == []
+    assert lint(Manifests.read([str(folder)]), NOW) == []
 
 
 def test_annotations_of_users_are_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
 from tests.support.reasons import raises
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = """\
 apiVersion: redrive.io/v1beta1
 kind: RetryPolicy
@@ -31,7 +33,7 @@ def read(text: str, namespace: str = "") -> Manifests:
 
 def places(manifests: Manifests) -> list[str]:
     """Return position and rule of each finding."""
-    return [f"{finding.position} {finding.rule.id}" for finding in lint(manifests)]
+    return [f"{finding.position} {finding.rule.id}" for finding in lint(manifests, NOW)]
 
 
 def test_rendered_chart_has_positions_in_its_templates() -> None:

@@ -7,13 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity, Requirement
 from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.permissions import Permissions
-from redrive.api.replay import Confirmation, ReplayEngine, ReplaySpec, Sending
+from redrive.api.replay import (
+    Confirmation,
+    Guarantee,
+    Mode,
+    ReplayEngine,
+    ReplaySpec,
+    Selection,
+    Sending,
+    Target,
+)
 from redrive.api.retrypolicy import ReplaySafety, RetryPolicySpec
-from redrive.api.rocketmq import RocketMQReplays
+from redrive.api.rocketmq import (
+    ClientKind,
+    RocketMQCluster,
+    RocketMQReplays,
+    RocketMQRetryPolicySpec,
+)
 from redrive.errors import RedriveError
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy, SubscriptionType
@@ -88,6 +103,63 @@ def check_run(request: RunRequest) -> ReplayIdentity:
 def run_violations(request: RunRequest) -> Iterator[RedriveError]:
     """Yield the error of each check that fails."""
     return (error for check in _CHECKS if (error := check(request)) is not None)
+
+
+def rocketmq_access(cluster: RocketMQCluster, through: Key) -> RocketMQReplays:
+    """Return the access to a cluster that the connection *through* gives to jobs.
+
+    Raises:
+        RedriveError: it gives none.
+    """
+    if cluster.replay is None:
+        raise no_identity(through, "spec.rocketmq.replay, with an access key for jobs")
+    if cluster.tls is not None and cluster.replay.tls is None:
+        raise no_trust(through, "spec.rocketmq.tls", "spec.rocketmq.replay.tls")
+    return cluster.replay
+
+
+def fields_are_not_supported(
+    spec: ReplaySpec, policy: RocketMQRetryPolicySpec
+) -> RedriveError | None:
+    """Find fields of a Replay that RocketMQ ignores."""
+    select = spec.select or Selection()
+    is_grpc = policy.clients is ClientKind.GRPC
+    refused = {
+        "guarantee: ExactlyOnce": spec.guarantee is Guarantee.EXACTLY_ONCE,
+        "engine: Spark": spec.engine is ReplayEngine.SPARK,
+        "mode: Review": spec.mode is Mode.REVIEW,
+        "sending: Batched": spec.sending is Sending.BATCHED,
+        "confirmations": bool(spec.confirmations),
+        "followFor": spec.follow_for is not None,
+        "target: Topic": spec.target.type is Target.TOPIC,
+        "target: Retry": spec.target.type is Target.RETRY and is_grpc,
+        "jobTemplate.executors": spec.job_template is not None
+        and spec.job_template.executors is not None,
+        **{
+            f"select.{name}": getattr(select, name) is not None
+            for name in ("ids", "where", "causes", "fingerprints")
+        },
+    }
+    fields = [name for name, is_set in refused.items() if is_set]
+    if not fields:
+        return None
+    is_retry = "target: Retry" in fields  # a broker accepts no messages for these topics
+    return Reason.OTHER_BROKER.error(
+        "fields of this Replay are not for the broker or the clients of its policy",
+        got=", ".join(fields),
+        remedy=f"make another Replay {'with target Source' if is_retry else 'without them'}",
+    )
+
+
+def start_is_too_late(latest: str | None, now: datetime) -> RedriveError | None:
+    """Find a Replay that was not launched before its `startBefore`."""
+    if latest is None or now < datetime.fromisoformat(latest):
+        return None
+    return Reason.STARTED_TOO_LATE.error(
+        "the Replay was not launched before its startBefore",
+        got=latest,
+        remedy="make another Replay with a later startBefore to move its messages",
+    )
 
 
 def dead_letters_are_discarded(request: RunRequest) -> RedriveError | None:

@@ -57,6 +57,7 @@ from redrive.replay.controller.admission import (
     is_final,
     template_of,
 )
+from redrive.replay.controller.checks import start_is_too_late
 from redrive.replay.controller.launch import JobApplication, key_source, pod_access
 from redrive.replay.controller.prerequisites import (
     check_pods,
@@ -572,13 +573,8 @@ def check_start(replay: Body, status: ReplayStatus, ctx: Context) -> None:
     if was_launched(replay) or find_application(replay, ctx) is not None:
         return
     check_canceled(replay, status, Phase.PENDING)
-    latest = replay["spec"].get("startBefore")
-    if latest is not None and ctx.clock() >= datetime.fromisoformat(latest):
-        raise Reason.STARTED_TOO_LATE.error(
-            "the Replay was not launched before its startBefore",
-            got=latest,
-            remedy="make another Replay with a later startBefore to move its messages",
-        )
+    if error := start_is_too_late(replay["spec"].get("startBefore"), ctx.clock()):
+        raise error
 
 
 def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime) -> None:
