@@ -108,8 +108,9 @@ def overview() -> str:
             for name, command in COMMANDS.items()
             if command.section == section
         ]
+    first = "For dead letters: status -A, then causes, peek and replay POLICY -n NAMESPACE"
     options = f"Options of a command: {program_name()} COMMAND --help"
-    return "\n".join([*lines, "", options, f"Version of the program: {__version__}"])
+    return "\n".join([*lines, "", first, options, f"Version of the program: {__version__}"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

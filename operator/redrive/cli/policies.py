@@ -227,8 +227,8 @@ class View:
         times = sorted(item["observedTime"] for item in overview.policies if item["observedTime"])
         versions = sorted({v for c in overview.connections if (v := c["operatorVersion"])})
         figures = [f"figures at most {age_of(times[0], at)} old"] if times else []
-        operator = f"operator {', '.join(versions) or 'unknown'}"
-        yield "   ".join([f"context {self.cluster.context}", operator, *figures])
+        operators = [f"operator {', '.join(versions) or 'unknown'}"] if overview.connections else []
+        yield "   ".join([f"context {self.cluster.context}", *operators, *figures])
         connections = [c for c in overview.connections if self.shows_all or needs_attention(c)]
         is_wide = self.output == "wide"
         if connections:
@@ -296,7 +296,7 @@ def _dead_text(item: PolicyStatus, at: datetime) -> str | None:
     if not item["deadLetters"]:
         return None if item["deadLetters"] is None else "0"
     new = item["deadLettersLastHour"]
-    recent = f", of which {new} in the last hour" if new else ""
+    recent = f"; {new} came in the last hour" if new else ""
     oldest = f"{recent}; oldest {age_of(item['oldestDeadLetterTime'], at)}"
     expiry = item["expiryTime"] and f"; the first expires {local_time(item['expiryTime'], at)}"
     return f"{item['deadLetters']}{oldest}{expiry or ''}"

@@ -51,6 +51,8 @@ def reconcile(policy: str, flags: WriteFlags, *, pause: bool, resume: bool) -> N
         annotation = {resources.RECONCILE_REQUESTED_AT: written(now())}
     after = _annotate(cluster, body, annotation, flags.dry_run)
     flags.show(after, "paused" if pause else "resumed" if resume else "reconcile requested")
+    if not (pause or resume or flags.dry_run):
+        say(f"See the result: {flags.hint('status', policy, '--refresh')}")
 
 
 def _annotate(

@@ -200,6 +200,9 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
     say("\n".join(pairs(plan_fields(plan))))
     if phase_of(plan) in ENDED:
         return _plan_code(plan)
+    if not run_of(plan)["counts"]["left"]:
+        _end_plan(cluster, plan)
+        return _plan_code(plan)
     try:
         moving = _confirmed(cluster, plan)
     except (KeyboardInterrupt, SystemExit, click.Abort):

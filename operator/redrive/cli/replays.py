@@ -134,6 +134,8 @@ def result_text(replay: Body) -> str:
         return "Complete: the review was not confirmed in time; nothing was moved"
     if is_plan(replay):
         return f"Complete: a plan; {counts.get('left', 0)} would be moved"
+    if counts.get("matched") == 0:
+        return "Complete: no dead letter is selected; nothing was moved"
     moved = f"Complete: {counts.get('moved', 0)} moved, {counts.get('refused', 0)} refused"
     outcome = run.get("outcome")
     return f"{moved}; of the moved ones {_outcome_text(outcome, ', ')}" if outcome else moved

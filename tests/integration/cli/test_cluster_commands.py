@@ -98,7 +98,7 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "/main, ready" in one
     assert "last replay  gone  Completed  4 moved, 0 refused" in one
     assert f"Causes: redrive causes orders -n {shop.name}\n" in one
-    assert "140, of which 9 in the last hour; oldest " in one
+    assert "140; 9 came in the last hour; oldest " in one
     assert "2 blocked, the longest for " in one
     assert " by TimeoutError; 806 messages behind\n" in one
     assert f"Blocked keys: redrive keys orders -n {shop.name}\n" in one
@@ -152,7 +152,7 @@ def test_lists_are_read_in_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_verbose_command_shows_its_requests(shop: Shop) -> None:
-    assert main(["reconcile", "orders", "-v", "-n", shop.name]) == 0
+    assert main(["reconcile", "orders", "--resume", "-v", "-n", shop.name]) == 0
     lines = shop.capsys.readouterr().err.splitlines()
     requests = [(line.split()[0], line.split()[2]) for line in lines]
     assert requests == [("GET", "200"), ("POST", "201"), ("PATCH", "200")]
@@ -180,9 +180,10 @@ def test_missing_object_and_context_are_named(shop: Shop) -> None:
 
 
 def test_reconcile_annotates_the_policy_with_the_caller(shop: Shop) -> None:
-    assert shop.run("reconcile", "orders") == (
-        "retrypolicy.redrive.io/orders reconcile requested\n"
-    )
+    assert main(["reconcile", "orders", "-n", shop.name]) == 0
+    printed = shop.capsys.readouterr()
+    assert printed.out == "retrypolicy.redrive.io/orders reconcile requested\n"
+    assert printed.err == f"See the result: redrive status orders --refresh -n {shop.name}\n"
     annotations = shop.annotations("orders")
     assert annotations["redrive.io/requested-by"] == "admin"
     assert annotations["redrive.io/reconcile-requested-at"].startswith("20")
@@ -569,17 +570,17 @@ def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
     assert approval["spec"]["replayRef"] == {"name": "big", "uid": uid}
 
 
-def in_review(shop: Shop, name: str) -> None:
-    """Show a review, as operator and job do."""
+def in_review(shop: Shop, name: str, movable: int) -> None:
+    """Show a review of *movable* messages to move, as operator and job do."""
     review = {"expiryTime": "2100-01-01T00:00:00Z"}
-    run = {"counts": {"scanned": 9, "matched": 7, "left": 7}, "review": review}
+    run = {"counts": {"scanned": 9, "matched": movable, "left": movable}, "review": review}
     waits = condition("InReview", "True", "InReview")
     status = {"phase": "Suspended", "conditions": [READY, waits], "run": run}
     path = f"{REPLAYS.path(shop.name, name)}/status"
     shop.client.request("PATCH", path, {"status": status})
 
 
-def answers(shop: Shop, primary: int, answer: str, selection: dict[str, Any]) -> None:
+def answers(shop: Shop, primary: int, answer: str, selection: dict[str, Any], movable: int) -> None:
     """Show the review of the Replay with a *selection*, and answer until it is changed."""
     while True:
         time.sleep(0.1)
@@ -587,23 +588,23 @@ def answers(shop: Shop, primary: int, answer: str, selection: dict[str, Any]) ->
         for replay in (body for body in replays if body["spec"].get("select") == selection):
             if replay["spec"].get("cancel") or replay["spec"]["mode"] == "Run":
                 return
-            in_review(shop, replay["metadata"]["name"])
+            in_review(shop, replay["metadata"]["name"], movable)
             os.write(primary, f"{answer}\n".encode())
 
 
-@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 4)])
+@pytest.mark.parametrize(("answer", "movable", "code"), [("n", 7, 1), ("y", 7, 4), ("none", 0, 0)])
 def test_review_is_confirmed_or_canceled_by_the_answer(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, answer: str, movable: int, code: int
 ) -> None:
     primary, secondary = pty.openpty()
     selection = {"keys": [f"order-{answer}"]}
     with os.fdopen(secondary) as terminal, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(sys, "stdin", terminal)
-        other = pool.submit(answers, shop, primary, answer, selection)
+        other = pool.submit(answers, shop, primary, answer, selection, movable)
         text = shop.run("replay", "quiet", "--key", f"order-{answer}", "--timeout", "1s", code=code)
         other.result()
     os.close(primary)
-    assert "Move these 7 messages?" in text
+    assert ("Move these 7 messages?" in text) is (movable > 0)
     (replay,) = (
         r for r in shop.client.list(REPLAYS, shop.name) if r["spec"].get("select") == selection
     )
@@ -612,8 +613,9 @@ def test_review_is_confirmed_or_canceled_by_the_answer(
         assert spec["mode"] == "Run"
         assert spec.keys().isdisjoint({"cancel", "deadline", "ttlAfterFinished"})
     else:
-        assert "nothing was moved" in text
         assert (spec["mode"], spec["cancel"], spec["ttlAfterFinished"]) == ("Review", True, "1h")
+    if answer == "n":
+        assert "nothing was moved" in text
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         error = shop.run("follow", replay["metadata"]["name"], code=4)
         assert "in review: 7 messages to move; confirm it at a terminal: redrive follow" in error

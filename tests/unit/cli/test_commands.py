@@ -196,6 +196,11 @@ OUTCOME = {"handled": 110, "waiting": 2, "deadAgain": 6}
     [
         (replay("Completed", run={"counts": {"moved": 5}}), "Complete: 5 moved, 0 refused", 0),
         (replay("Completed", run={"counts": COUNTS}), "Complete: 118 moved, 2 refused", 3),
+        (
+            replay("Completed", run={"counts": dict.fromkeys(COUNTS, 0), "outcome": {}}),
+            "Complete: no dead letter is selected; nothing was moved",
+            0,
+        ),
         (replay("Failed", run={"counts": COUNTS}), "Failed: R: m", 1),
         (
             {"spec": {"mode": "Review"}, "status": EXPIRED},
