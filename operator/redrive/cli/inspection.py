@@ -200,7 +200,7 @@ def export(request: InspectionRequest, target: str, form: str | None) -> None:
     with _progress(request, reading) as rows, private_file(Path(target)) as file:
         count = write(map(recorder, rows), file)
         if not count:
-            raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
+            raise _nothing_selected(request, reading)
     _say_malformed(reading)
     say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
 
@@ -224,7 +224,7 @@ def report(request: InspectionRequest, target: str) -> None:
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
     if not summary.groups:
-        raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
+        raise _nothing_selected(request, reading)
     replays = list(map(_replay_row, request.past_replays()))
     facts = ReportFacts.of(reading, request.source, recorder, now(), replays)
     with private_file(Path(target)) as file:
@@ -328,6 +328,11 @@ def _malformed_lines(reading: TopicReading) -> Iterator[str]:
         partition, entry, cause = reading.malformed[0]
         entries = f"{reading.malformed_entries} entries that no client can show"
         yield f"{entries}, such as {entry}:{partition}: {clean(cause)}"
+
+
+def _nothing_selected(request: InspectionRequest, reading: TopicReading) -> RedriveError:
+    problem, *hints = _empty(request, reading)
+    return RedriveError(problem, remedy="\n".join(["select others", *hints]))
 
 
 def _empty(request: InspectionRequest, reading: TopicReading) -> Iterator[str]:
