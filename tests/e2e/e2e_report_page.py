@@ -41,7 +41,7 @@ def page() -> str:
 @pytest.fixture(scope="module")
 def devtools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if browser.CHROMIUM is None:
-        pytest.skip("needs chromium, of Debian's package")
+        pytest.fail("the report is shown in a browser; install chromium (apt-get install chromium)")
     with browser.chromium(tmp_path_factory.mktemp("profile")) as address:
         yield address
 
