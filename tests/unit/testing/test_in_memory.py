@@ -303,7 +303,7 @@ def memory() -> Any:  # noqa: ANN401
 
 
 WRONG_OPTIONS: list[dict[str, Any]] = [
-    {"name": 5}, {"schema": object()}, {"crypto": 5}, {"crypto": Crypto("key", __file__)},
+    {"name": 5}, {"schema": "json"}, {"crypto": 5}, {"crypto": Crypto("key", __file__)},
     {"crash_log": "notes"}, {"max_in_flight_bytes": "1"}, {"prefetch": 2.5}, {"prefetch": True},
 ]  # fmt: skip
 
@@ -325,7 +325,7 @@ def test_option_of_another_type_is_refused_in_memory_too(options: dict[str, Any]
 @pytest.mark.parametrize(
     "options",
     [
-        {"name": 5}, {"schema": object()}, {"crypto": 5}, {"compression": "LZ4"},
+        {"name": 5}, {"schema": "json"}, {"crypto": 5}, {"compression": "LZ4"},
         {"send_retries": 0.5}, {"in_flight": "2"},
     ],
     ids=str,
