@@ -26,7 +26,7 @@ help: ## List the targets
 test: ## Run lint, build the site, then run all tests against a real broker and API server
 	@$(MAKE) --no-print-directory --jobs=3 lint site bytecode
 	$(python) -m sandbox prepare
-	@echo "Six workers share a broker, an API server and an operator; suites that stop one have their own. Allow 17 minutes on two cores."
+	@echo "Six workers share a broker, an API server and an operator; suites that stop one have their own. Allow 15 minutes on two cores."
 	$(python) -m pytest --numprocesses=6 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
 
 # In a fresh checkout, each worker would rewrite the assertions of all test modules at the same time:
