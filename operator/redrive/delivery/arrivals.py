@@ -393,7 +393,7 @@ class EarlyRetries:
         self._clock = clock
         # By id: a copy that the broker delivers after a lost connection takes the place of the
         # original, whose acknowledgement might not count.
-        self._kept: dict[bytes, pulsar.Message] = {}
+        self._kept: dict[bytes, tuple[pulsar.Message, int]] = {}  # with their sizes
         self._bytes = 0
         self._room = threading.Event()
         self._room.set()
@@ -456,12 +456,13 @@ class EarlyRetries:
             )  # fmt: skip
         key = message.message_id().serialize()
         with self._changing:
-            is_copy = key in self._kept
-            self._kept[key] = message
-            if not is_copy:
-                self._bytes += messages.size(message)
+            kept = self._kept.get(key)
+            size = messages.size(message) if kept is None else kept[1]
+            self._kept[key] = message, size
+            if kept is None:
+                self._bytes += size
                 self._note_room()
-        return not is_copy
+        return kept is None
 
     def release(self, message: pulsar.Message) -> pulsar.Message:
         """Return the message that is kept in place of *message*: the last copy, else itself."""
@@ -469,9 +470,10 @@ class EarlyRetries:
             kept = self._kept.pop(message.message_id().serialize(), None)
             if kept is None:
                 return message
-            self._bytes -= messages.size(message)
+            copy, size = kept
+            self._bytes -= size
             self._note_room()
-        return kept
+        return copy
 
     @property
     def has_room(self) -> bool:

@@ -306,7 +306,8 @@ def test_early_retry_is_kept_until_its_delay_is_over(retries: Retries, *, in_bur
 def test_copy_of_a_kept_retry_takes_its_place(retries: Retries) -> None:
     copies = [retry_of(1, "300") for _ in range(3)]
     retries.deliver(*copies)
-    wait_until(lambda: retries.early._kept.get(copies[2].id.serialize()) is copies[2])  # noqa: SLF001 - which one
+    kept, key = retries.early._kept, copies[2].id.serialize()  # noqa: SLF001 - which one
+    wait_until(lambda: key in kept and kept[key][0] is copies[2])
     assert retries.fetcher.take(30) is copies[2]
     assert retries.fetcher.take(0.4) is None
 
