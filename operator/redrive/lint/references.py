@@ -112,9 +112,9 @@ def check_references(
         secrets: Secrets, which jobs may mount with the consent of their owner.
         now: time of the check.
     """
-    claims, findings = resolve(manifests, namespaces)
-    yield from findings
     connections, labels = _connections(manifests), _labels(namespaces)
+    claims, findings = _claims(manifests, connections, labels)
+    yield from findings
     groups = [_group(m, connections, labels) for m in _of_kind(manifests, "RocketMQRetryPolicy")]
     names: dict[str, set[str]] = defaultdict(set)
     for manifest in manifests:
@@ -147,7 +147,12 @@ def resolve(
 
     The arguments are the first two of `check_references`.
     """
-    connections, labels = _connections(manifests), _labels(namespaces)
+    return _claims(manifests, _connections(manifests), _labels(namespaces))
+
+
+def _claims(
+    manifests: Sequence[Manifest], connections: Connections, labels: Labels
+) -> tuple[list[Claim], list[Finding]]:
     claims: list[Claim] = []
     findings: list[Finding] = []
     for number, manifest in enumerate(_of_kind(manifests, "RetryPolicy")):
