@@ -54,6 +54,34 @@ DEADLINE_EXCEEDED = "DeadlineExceeded"
 CANCELED = "Canceled"
 
 
+def check_goes_on(desired: DesiredState, left: int) -> None:
+    """Check that a run with so many dead letters left does not have to end.
+
+    Raises:
+        ReplayGoneError: the Replay was deleted.
+        RunEndedError: the deadline has passed, or the Replay was canceled.
+    """
+    if desired is DesiredState.EXPIRE:
+        raise RunEndedError(
+            "the run has reached its deadline, and dead letters are left",
+            got=left,
+            remedy="make another Replay with a longer one for those that are left",
+            reason=DEADLINE_EXCEEDED,
+        )
+    if desired is DesiredState.CANCEL:
+        raise RunEndedError(
+            "the Replay was canceled, and dead letters are left",
+            got=left,
+            remedy="make another Replay for those that are left",
+            reason=CANCELED,
+        )
+    if desired is DesiredState.END:
+        raise ReplayGoneError(
+            "the Replay is deleted",
+            remedy="create another Replay for the messages that are left",
+        )
+
+
 REPORT_SECONDS = 2.0
 POLL_SECONDS = 4.0
 """Time without a completed range after which acknowledgements of running tasks are read. The broker
@@ -132,25 +160,8 @@ class Dispatch:
                 self._advance(pool)
         if self._failed:
             raise self._failed[0]
-        if self._desired is DesiredState.EXPIRE and self._waiting:
-            raise RunEndedError(
-                "the run has reached its deadline, and dead letters are left",
-                got=self._account().left,
-                remedy="make another Replay with a longer one for those that are left",
-                reason=DEADLINE_EXCEEDED,
-            )
-        if self._desired is DesiredState.CANCEL and self._waiting:
-            raise RunEndedError(
-                "the Replay was canceled, and dead letters are left",
-                got=self._account().left,
-                remedy="make another Replay for those that are left",
-                reason=CANCELED,
-            )
-        if self._desired is DesiredState.END and self._waiting:
-            raise ReplayGoneError(
-                "the Replay is deleted",
-                remedy="create another Replay for the messages that are left",
-            )
+        if self._waiting:
+            check_goes_on(self._desired, self._account().left)
 
     @property
     def _is_on(self) -> bool:

@@ -42,11 +42,10 @@ from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage
 from redrive.reasons import Reason
 from redrive.replay.account import SHOWN, Account, CauseFigures, add_cause
 from redrive.replay.job.dispatch import (
-    CANCELED,
-    DEADLINE_EXCEEDED,
     REPORT_SECONDS,
     ReplayGoneError,
     RunEndedError,
+    check_goes_on,
 )
 from redrive.replay.job.plan import (
     SAMPLES,
@@ -501,7 +500,7 @@ class QueueRun:
             RunEndedError, ReplayGoneError, FencedError: the run has to end.
         """
         if time.monotonic() - self._confirmed < REPORT_SECONDS:
-            return None
+            return
         pause, failed_since = None, time.monotonic()
         while True:
             try:
@@ -515,25 +514,11 @@ class QueueRun:
                 logger.warning("status update failed, retrying", exc_info=True)
             else:
                 if desired is not DesiredState.SUSPEND:
-                    return self._end(desired)
+                    if left := self.account().left:
+                        check_goes_on(desired, left)
+                    return
                 pause = SUSPENDED
             time.sleep(REPORT_SECONDS)
-
-    def _end(self, desired: DesiredState) -> None:
-        number = self.account().left
-        if not number or desired is DesiredState.RUN:
-            return
-        remedy = "make another Replay for those that are left"
-        if desired is DesiredState.END:
-            raise ReplayGoneError("the Replay is deleted", remedy=remedy)
-        is_late = desired is DesiredState.EXPIRE
-        raise RunEndedError(
-            f"the run {'has reached its deadline' if is_late else 'was canceled'}, and "
-            "dead letters are left",
-            got=number,
-            remedy=remedy,
-            reason=DEADLINE_EXCEEDED if is_late else CANCELED,
-        )
 
     def _record_end(self) -> None:
         """Record the moved dead letters. Without a record the next Replay searches the target."""
