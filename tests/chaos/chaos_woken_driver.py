@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from redrive.kube import resources
-from redrive.replay import __main__ as driver
 from redrive.replay.spec import ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support import held_sends
-from tests.support.local_runs import numbers, wait_until_moved
+from tests.support.local_runs import driver_process, numbers, wait_until_moved
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
@@ -44,19 +40,8 @@ with held_at(int(sys.argv[2])) as go_on:
 """A driver that runs its tasks itself, and sends so many messages before it is continued."""
 
 
-@contextlib.contextmanager
-def started(job: ReplayJob, sends: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, job.encode(), str(sends)],
-        env=os.environ | {"PYTHONPATH": str(Path(driver.__file__).parents[2])},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def started(job: ReplayJob, sends: int) -> AbstractContextManager[subprocess.Popen[str]]:
+    return driver_process("-c", DRIVER, job.encode(), str(sends))
 
 
 @pytest.mark.parametrize("phase", [None, "Completed", "Failed"])

@@ -11,8 +11,9 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -112,24 +113,32 @@ with held_at(int(sys.argv[2])) as go_on:
 
 
 @contextlib.contextmanager
-def process(job: ReplayJob, count: int) -> Iterator[subprocess.Popen[str]]:
+def driver_process(
+    *arguments: str, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[str]]:
+    """Run Python with *arguments* and the package of this process; it is killed in the end."""
+    package = str(Path(inspect.getfile(mover)).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | env | {"PYTHONPATH": package},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def process(job: ReplayJob, count: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """Run *job*, of *count* messages, in a process.
 
     The run stays active: its last quarter waits for SIGCONT. `mover.QUIET_SECONDS` is that of
     this process.
     """
-    source_root = str(Path(runs.__file__).parents[3])
-    started = subprocess.Popen(
-        [sys.executable, "-c", RUN, job.encode(), str(count * 3 // 4), str(mover.QUIET_SECONDS)],
-        env=os.environ | {"PYTHONPATH": source_root},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
+    moved = str(count * 3 // 4)
+    return driver_process("-c", RUN, job.encode(), moved, str(mover.QUIET_SECONDS))
 
 
 class DiesAtLast(Local):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from redrive.replay.job.plan import Local
 from redrive.replay.job.progress import Progress
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
-from tests.support.local_runs import numbers, replay
+from tests.support.local_runs import driver_process, numbers, replay
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -42,20 +40,9 @@ main([sys.argv[1]])
 """A driver that runs its tasks itself."""
 
 
-@contextlib.contextmanager
-def started(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
+def started(job: ReplayJob) -> AbstractContextManager[subprocess.Popen[str]]:
     """Start a driver in a process; it is killed in the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, job.encode()],
-        env=os.environ | {"PYTHONPATH": str(Path(driver.__file__).parents[2])},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    return driver_process("-c", DRIVER, job.encode())
 
 
 @contextlib.contextmanager

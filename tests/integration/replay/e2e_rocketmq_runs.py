@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,12 @@ from redrive.api.replay_status import ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.reading.queues import parse_stored
-from redrive.replay import __main__ as driver
 from redrive.replay.spec import QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.rocketmq import ADMIN, RocketMQ
+from tests.support.local_runs import driver_process
 from tests.support.namespaces import new_namespace
 from tests.support.rocketmq import allow, create_user
 from tests.support.waiting import wait_until
@@ -113,20 +111,9 @@ class Shop:
             }
         )
 
-    @contextmanager
-    def driver(self, job: QueueReplayJob) -> Iterator[subprocess.Popen[str]]:
+    def driver(self, job: QueueReplayJob) -> AbstractContextManager[subprocess.Popen[str]]:
         """Start a driver, which is killed in the end."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "redrive.replay", job.encode()],
-            env=os.environ | self.env | {"PYTHONPATH": str(Path(driver.__file__).parents[2])},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+        return driver_process("-m", "redrive.replay", job.encode(), env=self.env)
 
     def moved(self, name: str) -> int:
         """Return the number of messages that a run has reported as moved."""
