@@ -54,8 +54,8 @@ DEADLINE_EXCEEDED = "DeadlineExceeded"
 CANCELED = "Canceled"
 
 
-def check_goes_on(desired: DesiredState, left: int) -> None:
-    """Check that a run with so many dead letters left does not have to end.
+def check_continues(desired: DesiredState, remaining: int) -> None:
+    """Check that a run with so many remaining dead letters need not end.
 
     Raises:
         ReplayGoneError: the Replay was deleted.
@@ -64,14 +64,14 @@ def check_goes_on(desired: DesiredState, left: int) -> None:
     if desired is DesiredState.EXPIRE:
         raise RunEndedError(
             "the run has reached its deadline, and dead letters are left",
-            got=left,
+            got=remaining,
             remedy="make another Replay with a longer one for those that are left",
             reason=DEADLINE_EXCEEDED,
         )
     if desired is DesiredState.CANCEL:
         raise RunEndedError(
             "the Replay was canceled, and dead letters are left",
-            got=left,
+            got=remaining,
             remedy="make another Replay for those that are left",
             reason=CANCELED,
         )
@@ -161,7 +161,7 @@ class Dispatch:
         if self._failed:
             raise self._failed[0]
         if self._waiting:
-            check_goes_on(self._desired, self._account().left)
+            check_continues(self._desired, self._account().left)
 
     @property
     def _is_on(self) -> bool:

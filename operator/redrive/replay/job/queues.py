@@ -45,7 +45,7 @@ from redrive.replay.job.dispatch import (
     REPORT_SECONDS,
     ReplayGoneError,
     RunEndedError,
-    check_goes_on,
+    check_continues,
 )
 from redrive.replay.job.plan import (
     SAMPLES,
@@ -514,8 +514,8 @@ class QueueRun:
                 logger.warning("status update failed, retrying", exc_info=True)
             else:
                 if desired is not DesiredState.SUSPEND:
-                    if left := self.account().left:
-                        check_goes_on(desired, left)
+                    if remaining := self.account().left:
+                        check_continues(desired, remaining)
                     return
                 pause = SUSPENDED
             time.sleep(REPORT_SECONDS)
