@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from redrive.api.conditions import Conditions, Timestamp, WarningTypes
+from redrive.api.conditions import Conditions, Timestamp, WarningTypes, written
 from redrive.api.model import MAX_TOPIC, StatusModel
 from redrive.api.replay import Mode, ReplayEngine
 from redrive.api.retrypolicy import MAX_SHOWN
@@ -241,6 +241,7 @@ WHILE_RUNNING = frozenset(
         "ratePerMinute",
         "remaining",
         "suspended",
+        "suspendedTime",
         "fullTopic",
         "unsubscribedTopic",
     }
@@ -279,6 +280,10 @@ class ReplayRun(LenientStatus):
 
     suspended: bool | None = None
     """True while the run sends nothing, because of `spec.suspend` or a missing approval."""
+
+    suspended_time: Timestamp | None = None
+    """Time since which the run is suspended. Before it sends to another topic than the retry topic
+    again, the operator checks that topic."""
 
     skipped_records: int | None = None
     """Number of invalid records in the ledger topic that the job skipped: another client wrote
@@ -365,6 +370,17 @@ class ReplayStatus(LenientStatus):
 ADMITTED = "redrive.io/admitted"
 """Annotation of a Replay that may move messages: its uid, so that a copy of the Replay has to be
 admitted again."""
+
+
+CHECKED = "redrive.io/target-checked"
+"""Annotation of a Replay whose target was checked after a suspension: the `suspendedTime` of that
+suspension."""
+
+
+def is_checked(replay: Mapping[str, Any], suspended_time: datetime) -> bool:
+    """Return True if the target was checked after the suspension that began at that time."""
+    annotations = replay["metadata"].get("annotations") or {}
+    return bool(annotations.get(CHECKED) == written(suspended_time))
 
 
 def is_admitted(replay: Mapping[str, Any]) -> bool:

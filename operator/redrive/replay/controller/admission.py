@@ -26,7 +26,7 @@ from redrive.api.replay import (
     Sending,
     Target,
 )
-from redrive.api.replay_status import FINAL, ReplayRun, is_admitted
+from redrive.api.replay_status import FINAL, ReplayRun, is_admitted, is_checked
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.api.rocketmq import RocketMQReplays
 from redrive.errors import InvalidSpecError, RedriveError
@@ -403,6 +403,15 @@ def awaits_admission(replay: Body, run: ReplayRun) -> bool:
     """Return True if a launched *replay* is a confirmed review that may not move messages yet."""
     is_reviewed = run.review is not None and not run.finished
     return is_reviewed and not is_dry_run(replay) and not is_admitted(replay)
+
+
+def awaits_check(replay: Body, run: ReplayRun) -> bool:
+    """Return True if a suspended run would resume once its target was checked again."""
+    since, target = run.suspended_time, replay["spec"].get("target") or {}
+    if since is None or target.get("type", Target.RETRY) == Target.RETRY:
+        return False
+    is_held = replay["spec"].get("suspend") or run.awaits_approval
+    return not is_held and not is_checked(replay, since)
 
 
 def retry_policy_of(run: Body, policies: Cache) -> Body | None:

@@ -35,7 +35,12 @@ from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 from redrive.replay.controller import rights
-from redrive.replay.controller.admission import admit, awaits_admission, former_targets
+from redrive.replay.controller.admission import (
+    admit,
+    awaits_admission,
+    awaits_check,
+    former_targets,
+)
 from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
 from redrive.replay.controller.spark_operators import RESTARTING, SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
@@ -213,10 +218,11 @@ _NONE = TopicName("none", "none", "none")
 async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     """Check the target of a pending Replay, and grant rights there to the replay role.
 
-    The same applies to a confirmed review, whose target may have changed meanwhile, and to a run
-    that waits for a subscription, because a recreated topic has lost its rights. The status of the
-    Replay only triggers this repetition. Spec, policy and connection determine the rights, and the
-    existence of an application determines if it was launched.
+    The same applies to a confirmed review and to a run that resumes after a suspension, whose
+    target may have changed meanwhile, and to a run that waits for a subscription, because a
+    recreated topic has lost its rights. The status of the Replay only triggers this repetition.
+    Spec, policy and connection determine the rights, and the existence of an application determines
+    if it was launched.
 
     Returns:
         Events about the target for the launch.
@@ -231,7 +237,8 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     launched = find_application(replay, ctx)
     is_launched = launched is not None and is_owned_by(launched.application, replay)
     run = ReplayStatus.of(replay).run
-    if is_launched and not run.unsubscribed_topic and not awaits_admission(replay, run):
+    is_awaited = awaits_admission(replay, run) or awaits_check(replay, run)
+    if is_launched and not run.unsubscribed_topic and not is_awaited:
         return ()
     target = replay["spec"].get("target") or {}
     if target.get("type", Target.RETRY) == Target.RETRY and not any(
@@ -247,8 +254,8 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     try:
         events = () if topic is None else await _check(job, topic, connection.admin)
     except RedriveError as error:
-        is_awaited = error.reason in {Reason.TARGET_NOT_FOUND, Reason.TARGET_NOT_SUBSCRIBED}
-        if is_awaited and is_launched:  # its job waits for it
+        may_appear = error.reason in {Reason.TARGET_NOT_FOUND, Reason.TARGET_NOT_SUBSCRIBED}
+        if may_appear and is_launched:  # its job waits for it
             return ()
         raise
     for needed in () if job.dry_run else admitted.grants:

@@ -31,6 +31,7 @@ from redrive.api.conditions import (
 from redrive.api.replay import Mode, ReplayEngine
 from redrive.api.replay_status import (
     ADMITTED,
+    CHECKED,
     FINAL,
     WHILE_RUNNING,
     Phase,
@@ -51,6 +52,7 @@ from redrive.replay.controller.admission import (
     ENDED_AT,
     admit,
     awaits_admission,
+    awaits_check,
     check_permitted,
     checked_spec,
     is_dry_run,
@@ -177,7 +179,7 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
                 judged = await _mark_launched(judged, reported, run, ctx)
                 check_started(run, now)
                 if run.phase not in FINAL:
-                    judged = await _admit_confirmed(judged, reported, ctx)
+                    judged = await _let_continue(judged, reported, ctx)
             elif is_prepared and not _has_finished(judged, reported):
                 run = await _launch(replay, reported, ctx)
                 events += [_launched(replay, run), *notices]
@@ -379,12 +381,15 @@ async def _mark_launched(replay: Body, reported: ReplayStatus, run: SparkRun, ct
     return await _annotate(replay, annotations, ctx)
 
 
-async def _admit_confirmed(replay: Body, reported: ReplayStatus, ctx: Context) -> Body:
-    """Annotate a confirmed review once it may move messages; return the current Replay.
+async def _let_continue(replay: Body, reported: ReplayStatus, ctx: Context) -> Body:
+    """Annotate a confirmed review or a resumed run whose target is checked; return the Replay.
 
     Raises:
         RedriveError: the Replay may not run now, such as during another Replay of its policy.
     """
+    run = reported.run
+    if run.suspended_time is not None and awaits_check(replay, run):
+        return await _annotate(replay, {CHECKED: written(run.suspended_time)}, ctx)
     if not awaits_admission(replay, reported.run):
         return replay
     await ctx.replays.derive_aside(checked_spec, replay)

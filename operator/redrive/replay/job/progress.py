@@ -23,6 +23,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.api import Body
+from redrive.api.conditions import written
 from redrive.api.model import is_empty, parse_spec
 from redrive.api.replay import Mode, ReplayApprovalSpec, ReplayRate
 from redrive.api.replay_status import (
@@ -35,6 +36,7 @@ from redrive.api.replay_status import (
     RunOutcome,
     RunReview,
     is_admitted,
+    is_checked,
 )
 from redrive.api.retrypolicy import MAX_SHOWN
 from redrive.errors import RedriveError
@@ -50,7 +52,7 @@ from redrive.replay.job.outcomes import MessageOutcomes
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, RunPreview, Scanned, so_far
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
-from redrive.replay.spec import RunJob
+from redrive.replay.spec import ReplayJob, RunJob
 
 _AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
 REVIEW_TIME = timedelta(minutes=15)
@@ -85,6 +87,8 @@ class Progress:
         self._token = NOWHERE
         self._is_fenced_by_ledger = job.is_fenced_by_ledger
         self._is_review = job.review
+        self._has_target = isinstance(job, ReplayJob) and job.target is not None
+        self._suspended_time: datetime | None = None
         self._review: dict[str, object] = {}
         self.awaits_admission = False
         self._now = wall_clock()
@@ -105,10 +109,13 @@ class Progress:
     def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
         """Write the progress of the run, and return the desired state of the spec."""
         suspended = pause == SUSPENDED
+        if suspended and self._suspended_time is None:
+            self._suspended_time = self._now
         if pause is not None:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
+        fields["suspendedTime"] = self._suspended_time and written(self._suspended_time)
         fields |= self._approval
         fields["review"] = None  # the plan is in the ledger
         pause = pause or Pause()
@@ -171,8 +178,18 @@ class Progress:
                 approval = await self._approved(kubernetes, messages)
             self._awaiting = approval is not None and approval.approved_time is None
             self._approval = {"approval": approval and approval.to_manifest()}
-        is_suspended = self._awaiting or replay["spec"].get("suspend")
-        return DesiredState.SUSPEND if is_suspended else DesiredState.RUN
+        if self._awaiting or replay["spec"].get("suspend") or not self._may_resume(replay):
+            return DesiredState.SUSPEND
+        self._suspended_time = None
+        return DesiredState.RUN
+
+    def _may_resume(self, replay: Body) -> bool:
+        """Return True unless the target has to be checked again after a suspension.
+
+        Only the operator may read quotas and TTLs.
+        """
+        since = self._suspended_time
+        return not self._has_target or since is None or is_checked(replay, since)
 
     async def _approved(self, kubernetes: Kubernetes, messages: int) -> RunApproval:
         """Return time and author of the ReplayApproval of this Replay; neither without one.
@@ -282,6 +299,7 @@ class Progress:
                 status = ReplayStatus.of(replay)
                 self._check_ended(status)
                 self._token = _token(status)
+                self._suspended_time = status.run.suspended_time
                 self.awaits_admission = self._is_review and not is_admitted(replay)
                 is_fenced = self._is_fenced_by_ledger and not self.awaits_admission
                 if is_fenced and not status.run.finished:

@@ -129,6 +129,23 @@ async def test_target_is_checked_before_review_is_admitted(broker: FakeBroker, m
         await prepare(broker, **run, **spec)
 
 
+@pytest.mark.parametrize("waits_for", ["resumption", "approval", ""])
+async def test_target_is_checked_before_a_run_resumes(broker: FakeBroker, waits_for: str) -> None:
+    deduplicate(broker, "orders")
+    broker.namespaces["shop/prod"].topics["orders"].quotas = {SIZE: {"limitSize": 10, **EVICTS}}
+    status: dict[str, Any] = {"suspended": True, "suspendedTime": "2026-11-20T10:00:00Z"}
+    if waits_for == "approval":
+        status["approval"] = {"messages": 5}
+    run: dict[str, Any] = {"status": status, "applications": [application(wall_clock())]}
+    spec: dict[str, Any] = {"target": {"type": "Source"}, "suspend": waits_for == "resumption"}
+    if waits_for:
+        await prepare(broker, **run, **spec)
+        assert broker.calls == []
+        return
+    with raises(Reason.TARGET_EVICTS):
+        await prepare(broker, **run, **spec)
+
+
 async def test_forged_status_does_not_skip_target_checks(broker: FakeBroker) -> None:
     """A job may write the status of each Replay of its namespace."""
     status = {"sparkApplication": launch.name_of(replay()), "phase": "Running"}

@@ -20,8 +20,9 @@ import pytest
 
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
+from redrive.api.conditions import ObjectEvent
 from redrive.api.job import JobTemplate
-from redrive.api.replay_status import ADMITTED, ReplayStatus
+from redrive.api.replay_status import ADMITTED, CHECKED, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -29,6 +30,7 @@ from redrive.kube.client import ConflictError, ForbiddenError, KubernetesError, 
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.resources import CONNECTION, Key, Resource
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.keys import KEY_ID
@@ -760,6 +762,35 @@ async def test_only_confirmed_review_is_admitted(api: FakeKubernetes, mode: str)
     annotations = api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"]
     assert (ADMITTED in annotations) is (mode == "Run")
     assert shown(api)[0] == ("InReview" if mode == "Review" else "Progressing")
+
+
+@pytest.mark.parametrize(
+    ("suspend", "evicts", "checked"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+    ids=["resumed", "suspended", "evicting"],
+)
+async def test_run_resumes_after_a_check_of_its_target(
+    api: FakeKubernetes,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    suspend: bool,
+    evicts: bool,
+    checked: bool,
+) -> None:
+    async def prepare(*_: object) -> tuple[ObjectEvent, ...]:
+        if evicts:
+            raise Reason.TARGET_EVICTS.error("evicts", remedy="raise it")
+        return ()
+
+    monkeypatch.setattr("redrive.replay.controller.reconciler.prepare_target", prepare)
+    since = "2026-11-20T10:00:00Z"
+    spec: dict[str, Any] = {"target": {"type": "Source"}, "suspend": suspend}
+    body = launched(replay(spec=spec, status={"suspended": True, "suspendedTime": since}))
+    api.add(resources.REPLAYS, body)
+    await reconcile_cached(api, body, running())
+    annotations = api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"]
+    assert annotations.get(CHECKED) == (since if checked else None)
+    assert (shown(api)[0] == "TargetEvicts") is evicts
 
 
 async def test_confirmed_review_of_unsafe_policy_moves_nothing(api: FakeKubernetes) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.api.replay_status import ADMITTED
+from redrive.api.replay_status import ADMITTED, CHECKED
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
@@ -252,6 +252,28 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     assert bounded.report(Account(matched=3, left=2)) is DesiredState.RUN
     bounded.report(account)
     assert "approval" not in job_status(api)
+
+
+@pytest.mark.parametrize("target", [None, TopicName.parse("persistent://shop/prod/archive")])
+def test_other_target_is_checked_before_a_run_resumes(
+    api: FakeKubernetes, target: TopicName | None
+) -> None:
+    account, begun = Account(matched=3, left=3), Progress(replace(JOB, target=target))
+    begun.begin()
+    change(api, suspend=True)
+    assert begun.report(account, pause=SUSPENDED) is DesiredState.SUSPEND
+    since = job_status(api)["suspendedTime"]
+    change(api, suspend=False)
+    begun = Progress(replace(JOB, target=target))  # restarted after a kill
+    begun.begin()
+    if target is not None:
+        for checked in ("2026-01-01T00:00:00Z", since):
+            assert begun.report(account, pause=SUSPENDED) is DesiredState.SUSPEND
+            metadata = api.objects[resources.REPLAYS][KEY]["metadata"]
+            metadata["annotations"] = {CHECKED: checked}
+    assert begun.report(account, pause=SUSPENDED) is DesiredState.RUN
+    begun.report(account)
+    assert "suspendedTime" not in job_status(api)
 
 
 @pytest.fixture
