@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive import BroadcastConsumer, Event
+from redrive.delivery.arrivals import EarlyRetries
 from redrive.delivery.consumers import simple
 from redrive.delivery.reporting import Name
 from redrive.policy.model import SubscriptionType
@@ -146,14 +147,15 @@ def receive_simply(world: Any, sent: Sent) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(
-    ("consume", "kind"),
+    ("consume", "kind", "retried"),
     [
-        (run, SubscriptionType.SHARED),
-        (run, SubscriptionType.KEY_SHARED),
-        (run_batches, SubscriptionType.SHARED),
-        (receive, SubscriptionType.KEY_SHARED),
-        (run_with_asyncio, SubscriptionType.SHARED),
-        (receive_simply, SubscriptionType.SHARED),
+        (run, SubscriptionType.SHARED, False),
+        (run, SubscriptionType.SHARED, True),
+        (run, SubscriptionType.KEY_SHARED, False),
+        (run_batches, SubscriptionType.SHARED, False),
+        (receive, SubscriptionType.KEY_SHARED, False),
+        (run_with_asyncio, SubscriptionType.SHARED, False),
+        (receive_simply, SubscriptionType.SHARED, False),
     ],
 )
 def test_hostile_metadata_is_handled_or_dead_lettered(
@@ -161,20 +163,26 @@ def test_hostile_metadata_is_handled_or_dead_lettered(
     consume: Callable[[Any, Sent], None],
     kind: SubscriptionType,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    retried: bool,
 ) -> None:
     monkeypatch.setattr(simple, "MIN_INVISIBLE", 0.1 * SECOND)
+    seconds_left = EarlyRetries.seconds_left
+    monkeypatch.setattr(EarlyRetries, "seconds_left", lambda *drawn: min(0.1, seconds_left(*drawn)))
     world = provision_policy(kind=kind, max_retries=0)
+    topic, name = world.policy.topic, world.policy.subscription
+    if retried:
+        topic = world.policy.retry_topic
 
     @some_examples
     @given(entries)
     def check(drawn: Drawn) -> None:
         sent = Sent(drawn)
-        store(world.broker, world.policy.topic, sent.entries)
+        store(world.broker, topic, sent.entries)
         consume(world, sent)
         assert sent.is_through
         client = world.client(SUPERUSER)
         letters = list(world.drain_dead_letters(client, acknowledge=True))
-        topic, name = world.policy.topic, world.policy.subscription
         held = {
             message.data() for message in drain(world.broker, client, topic, name, acknowledge=True)
         }

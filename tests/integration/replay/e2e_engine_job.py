@@ -64,3 +64,29 @@ def test_deleted_job_is_relaunched_and_moves_once(shop: Shop) -> None:
     counts = status["run"]["counts"]
     assert (counts["matched"], counts["moved"]) == (6, 6)
     assert shop.replayed() == ["WarehouseDown"] * 6
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_target_that_evicts_meanwhile_stops_a_resumed_run(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(6, "WarehouseDown")
+    orders = f"persistent/{shop.name}/prod/orders"
+    shop.rest("PUT", f"{orders}/subscription/fulfilment")
+    run = {"target": {"type": "Source"}, "guarantee": "AtLeastOnce"}
+    slow = {"rateLimit": {"messages": 1, "per": "10s"}}
+    shop.replay("again", **run, **slow, suspend=False)
+    shop.reaches("again", "Running")
+    shop.replay("again", **run, **slow, suspend=True)
+    shop.reaches("again", "Suspended")
+    quota = f"{orders}/backlogQuota"
+    evicting = {"policy": "consumer_backlog_eviction", "limitSize": 10}
+    shop.rest("POST", f"{quota}?backlogQuotaType=destination_storage", evicting)
+
+    shop.replay("again", **run, rateLimit={"messages": 1_000}, suspend=False)
+
+    wait_until(lambda: shop.status("again")["Ready"]["reason"] == "TargetEvicts", SECONDS)
+    assert shop.status("again")["run"]["counts"]["left"]
+    shop.rest("DELETE", f"{quota}?backlogQuotaType=destination_storage")
+    counts = shop.reaches("again", "Completed")["run"]["counts"]
+    assert (counts["matched"], counts["moved"]) == (6, 6)
+    assert shop.replayed(shop.policy.topic) == ["WarehouseDown"] * 6
