@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -72,8 +73,8 @@ def test_target_that_evicts_meanwhile_stops_a_resumed_run(shop: Shop) -> None:
     shop.bury(6, "WarehouseDown")
     orders = f"persistent/{shop.name}/prod/orders"
     shop.rest("PUT", f"{orders}/subscription/fulfilment")
-    run = {"target": {"type": "Source"}, "guarantee": "AtLeastOnce"}
-    slow = {"rateLimit": {"messages": 1, "per": "10s"}}
+    run: dict[str, Any] = {"target": {"type": "Source"}, "guarantee": "AtLeastOnce"}
+    slow: dict[str, Any] = {"rateLimit": {"messages": 1, "per": "10s"}}
     shop.replay("again", **run, **slow, suspend=False)
     shop.reaches("again", "Running")
     shop.replay("again", **run, **slow, suspend=True)
