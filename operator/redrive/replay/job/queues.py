@@ -25,7 +25,7 @@ import secrets
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,7 +63,8 @@ BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
 SETTLE_SECONDS = 2.0
 """Pause after a call without an answer. A broker drops requests that wait longer than 0.2 s."""
-_RECORD_BYTES = 64 * 2**20
+_RECORD_BYTES, _RECORD_OFFSETS = 64 * 2**20, 2**24
+"""Limits of a record, which others with the right to produce to the ledger may write."""
 _OF_BROKER = re.compile(
     r"MAX_OFFSET|MIN_OFFSET|REAL_TOPIC|REAL_QID|DELAY|TIMER_\w+|__STARTDELIVERTIME|POP_CK|"
     r"1ST_POP_TIME|CONSUME_START_TIME|RECONSUME_TIME|MAX_RECONSUME_TIMES|RETRY_TOPIC|PGROUP|WAIT|"
@@ -140,13 +141,16 @@ class Share:
         """Return the plan in a record.
 
         Raises:
-            ValueError, KeyError, TypeError: it has another form.
+            ValueError, KeyError, TypeError, AttributeError: it has another form.
         """
+        target, key = record["target"], record["key"]
+        if not isinstance(target, str) or not isinstance(key, str):
+            raise TypeError(f"a plan with the target {target!r}")
         after = {int(queue): int(offset) for queue, offset in record["after"].items()}
         return cls(
-            record["target"],
+            target,
             after,
-            record["key"],
+            key,
             record["scanned"],
             _read(record["selected"]),
             record["refused"],
@@ -168,7 +172,15 @@ def _written(offsets: Offsets) -> dict[str, list[list[int]]]:
     return written
 
 
-def _read(written: Mapping[str, Iterable[tuple[int, int]]]) -> Offsets:
+def _read(written: Mapping[str, list[list[int]]]) -> Offsets:
+    """Return offsets from their pairs.
+
+    Raises:
+        ValueError: there are more than a plan has.
+    """
+    count = sum(last - first for runs in written.values() for first, last in runs)
+    if count > _RECORD_OFFSETS:
+        raise ValueError(f"{count} offsets in a record")
     return {
         int(queue): set(itertools.chain.from_iterable(range(*run) for run in runs))
         for queue, runs in written.items()
@@ -199,7 +211,7 @@ class QueueLedger:
                 self.ends[uid] = _read(record["moved"])
             else:
                 self.plans.setdefault(uid, Share.of(record))
-        except (zlib.error, ValueError, KeyError, TypeError):
+        except (zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             logger.warning("a record of %s at %s is invalid", self._queue.topic, self._queue.master)
 
     def write(self, uid: str, record: Mapping[str, Any]) -> None:
@@ -316,12 +328,12 @@ class QueueRun:
         after = {queue.number: queue.offsets.stop for queue in queues}
         share = Share(job.target, after, masters=masters)
         before = self._moved_before(master, ledger)
-        chooser, limit = Chooser(job.choice), job.choice.limit
+        chooser, limit = Chooser(job.choice), min(job.choice.limit or math.inf, _RECORD_OFFSETS)
         others = sum(share.matched for share in self._shares.values())
         for queue in self._cluster.queues(master, job.source.topic):
             selected = share.selected.setdefault(queue.number, set())
             for message in self._messages(queue):
-                if limit is not None and others + share.matched >= limit:
+                if others + share.matched >= limit:
                     return share
                 if message.offset in before[queue.number]:
                     continue

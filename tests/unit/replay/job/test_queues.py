@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from redrive.replay.account import Account
 from redrive.replay.job import queues
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import DesiredState, RunPreview
+from redrive.replay.job.queues import Share
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import Choice, PodSize, QueueReplayJob, decode_job
 from tests.support.fake_rocketmq import FakeCluster
@@ -270,6 +273,23 @@ def test_run_without_its_reported_plan_fails(cluster: FakeCluster) -> None:
     assert not ids(cluster)
 
 
-def test_invalid_record_of_the_ledger_is_ignored(cluster: FakeCluster) -> None:
-    cluster.add(LEDGER, body=b"no record")
+PLAN = Share("orders", {0: 5}).to_json()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"no record",
+        b"[" * 100_000,
+        b"[1]",
+        json.dumps({"uid": "other", "moved": [1]}).encode(),
+        json.dumps({"uid": "other", "moved": {"0": [[0, 2**70]]}}).encode(),
+        json.dumps({"uid": "other", **PLAN, "key": 5}).encode(),
+        json.dumps({"uid": "other", **PLAN, "selected": {"0": [[0, 10**12]]}}).encode(),
+    ],
+    ids=["text", "nested", "list", "no queues", "too large", "another key", "too many"],
+)
+def test_invalid_record_of_the_ledger_is_ignored(cluster: FakeCluster, record: bytes) -> None:
+    cluster.add(LEDGER, body=record)
+    cluster.add(LEDGER, body=zlib.compress(record))
     assert move(job()).moved == 5
