@@ -20,7 +20,7 @@ from release import CHART, dashboard, page
 from release.dashboard import DASHBOARDS, Dashboard
 from sandbox import builds, chart, installation
 from sandbox.errors import SandboxError
-from tests.support.documented import CONSUMER_METRICS, METRICS, PROBES, Block, blocks
+from tests.support.documented import CONSUMER_METRICS, METRICS, PROBES, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = CHART / "alerts.yaml"
@@ -290,7 +290,7 @@ def recorded() -> dict[str, float]:
 
 
 def test_queries_of_pages_are_valid(tmp_path: Path) -> None:
-    queries = [b.text for page in (CONSUMER_METRICS, METRICS, PROBES) for b in promql(page)]
+    queries = [b.text for b in blocks(CONSUMER_METRICS, METRICS, PROBES, language="promql")]
     assert len(queries) == 3
     assert set().union(*map(metric_names, queries)) <= documented()
     rules = [{"record": f"page:{n}", "expr": query} for n, query in enumerate(queries)]
@@ -298,11 +298,6 @@ def test_queries_of_pages_are_valid(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"groups": [{"name": "pages", "rules": rules}]}), "utf-8")
     ran = promtool("check", "rules", file)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-def promql(page: str) -> list[Block]:
-    """Return the queries of a page."""
-    return [block for block in blocks(page) if block.language == "promql"]
 
 
 def test_metrics_follow_the_conventions_of_prometheus() -> None:

@@ -18,8 +18,9 @@ from redrive import __version__
 from release import CHECKOUT, archives, manifests
 from sandbox import chart
 from sandbox.kubernetes import Cluster
+from tests.support.documented import RELEASE, block
 
-PAGE = (CHECKOUT / "docs" / "howto" / "release.md").read_text("utf-8")
+PAGE = (CHECKOUT / RELEASE).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +171,8 @@ def test_documented_kustomization_replaces_only_the_two_images(
 ) -> None:
     overlay = base.parent / "overlay"
     overlay.mkdir()
-    (block,) = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (overlay / "kustomization.yaml").write_text(block, "utf-8")
+    documented = block(RELEASE, "install.yaml and kustomize", "yaml")
+    (overlay / "kustomization.yaml").write_text(documented, "utf-8")
     plain, built = kustomized(cluster, base), kustomized(cluster, overlay)
     deployment = ("Deployment", manifests.NAMESPACE, "redrive")
     (container,) = plain[deployment]["spec"]["template"]["spec"]["containers"]

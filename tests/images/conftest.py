@@ -21,15 +21,20 @@ from typing import Any
 import pytest
 
 from sandbox import cache as sandbox_cache
+from tests.support.documented import INSTALL, RELEASE, ROOT, commands
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "howto" / "install.md").read_text("utf-8").replace("\\\n", " ")
-BUILDS = re.findall(r"^docker (build .+)$", GUIDE, re.MULTILINE)
-_RELEASE = (ROOT / "docs" / "howto" / "release.md").read_text("utf-8").replace("\\\n", " ")
+
+def builds(page: str, heading: str) -> list[str]:
+    """Return the builds that the commands of a page begin."""
+    script = "".join(block.text for block in commands(page, heading)).replace("\\\n", " ")
+    return re.findall(r"^docker (build .+)$", script, re.MULTILINE)
+
+
+BUILDS = builds(INSTALL, "Images")
 VERSION, REVISION = "1.2.3", "0123456789abcdef"
 RELEASE_BUILDS = [
     command.replace("X.Y.Z", VERSION).replace("$(git rev-parse HEAD)", REVISION)
-    for command in re.findall(r"^ +docker (build .+)$", _RELEASE, re.MULTILINE)
+    for command in builds(RELEASE, "Release redrive")
 ]
 """The commands with which a release builds both images, and then their SBOMs."""
 BASE = "localhost/redrive-test-base:1"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import redrive
-from tests.images.conftest import BASE, BUILDS, RELEASE_BUILDS, REVISION, ROOT, VERSION, Engine
+from tests.images.conftest import BASE, BUILDS, RELEASE_BUILDS, REVISION, VERSION, Engine
+from tests.support.documented import ROOT
 
 TOOLS = ("gcc", "cc", "g++", "make", "mvn", "go", "git")
 USERS = {"operator": "65532:65532", "replay": "185:185"}

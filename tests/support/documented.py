@@ -14,6 +14,9 @@ QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
 FIRST_CONSUMER, SANDBOX = "docs/tutorials/first-consumer.md", "docs/tutorials/sandbox.md"
 READ, ROCKETMQ = "docs/howto/read-dead-letters.md", "docs/howto/rocketmq.md"
 RESPOND, BLOCKED_KEY = "docs/howto/respond.md", "docs/howto/blocked-key.md"
+CONSUME, HANDLE = "docs/howto/consume.md", "docs/howto/handle.md"
+FORKS, PRODUCE = "docs/howto/forks.md", "docs/howto/produce.md"
+POISON_MESSAGES, SPARK = "docs/howto/poison-messages.md", "docs/howto/spark.md"
 OUTAGES, CHECK = "docs/howto/outages.md", "docs/howto/check-manifests.md"
 DEVELOP, PROBES = "docs/howto/develop.md", "docs/howto/probes.md"
 ORDER, RELEASE = "docs/howto/order.md", "docs/howto/release.md"
@@ -51,14 +54,15 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks(page: str) -> Iterator[Block]:
-    """Yield all fenced blocks of a page."""
-    heading = ""
-    for headings in _HEADING_OR_BLOCK.finditer((ROOT / page).read_text("utf-8")):
-        if headings["heading"]:
-            heading = headings["heading"]
-        else:
-            yield Block(heading, headings["language"], textwrap.dedent(headings["text"]))
+def blocks(*pages: str, language: str | None = None) -> Iterator[Block]:
+    """Yield the fenced blocks of pages, of all languages unless one is given."""
+    for page in pages:
+        heading = ""
+        for match in _HEADING_OR_BLOCK.finditer((ROOT / page).read_text("utf-8")):
+            if match["heading"]:
+                heading = match["heading"]
+            elif language in {None, match["language"]}:
+                yield Block(heading, match["language"], textwrap.dedent(match["text"]))
 
 
 class Step(NamedTuple):
@@ -76,8 +80,8 @@ def block(page: str, heading: str, language: str) -> str:
 
 def steps(page: str, heading: str) -> Iterator[Step]:
     """Yield the commands under a heading with their outputs."""
-    texts = (block.text for block in blocks(page) if block.heading == heading)
-    for command in "".join(text for text in texts if text.startswith("$ ")).split("$ ")[1:]:
+    shown = [b.text for b in blocks(page, language="console") if b.heading == heading]
+    for command in re.split(r"^\$ ", "".join(shown), flags=re.MULTILINE)[1:]:
         line, _, output = command.partition("\n")
         yield Step(line, output)
 
@@ -111,25 +115,21 @@ def commands(page: str, heading: str | None = None) -> list[Block]:
     Raises:
         LookupError: there are none.
     """
-    commands = [
-        block
-        for block in blocks(page)
-        if block.language == "sh" and heading in (None, block.heading)
-    ]
+    commands = [b for b in blocks(page, language="sh") if heading in (None, b.heading)]
     if not commands:
         msg = f"{page} has no block of commands under {heading!r}"
         raise LookupError(msg)
     return commands
 
 
+def command_lines(*pages: str) -> set[str]:
+    """Return the lines of all blocks of commands of pages."""
+    return {line for block in blocks(*pages, language="sh") for line in block.text.splitlines()}
+
+
 def original(dead_letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
     """Decode an encoded dead letter as documented: properties, key and payload of its original."""
-    [code] = [
-        block.text
-        for block in blocks(PROPERTIES)
-        if block.heading == "Messages that can't be copied"
-    ]
     names: dict[str, Any] = {}
-    exec(code, names)  # noqa: S102 - our own page
+    exec(block(PROPERTIES, "Messages that can't be copied", "python"), names)  # noqa: S102 - our own page
     message: tuple[dict[bytes, bytes], str, bytes | None] = names["original"](dead_letter)
     return message

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
 import re
 import subprocess
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -21,38 +23,19 @@ from redrive.lint.manifests import Manifests
 from tests.support import documented
 from tests.support.documented import (
     API,
-    ARGOCD,
-    AUDIT,
-    BACK_UP,
-    BLOCKED_KEY,
     CHECK,
-    CONSUMER_METRICS,
     CONTRIBUTING,
-    DEVELOP,
-    FIRST_CONSUMER,
-    FLUX,
-    GITOPS,
-    GO,
     INSTALL,
-    JAVA,
-    JOB_TEMPLATES,
-    METRICS,
     ORDER,
     OUTAGES,
-    PROBES,
-    PROPERTIES,
     QUICK_START,
     READ,
     README,
     RELEASE,
     REPLAYS_PAGE,
-    RESPOND,
     RIGHTS,
     ROCKETMQ,
     ROOT,
-    RUNBOOKS,
-    SANDBOX,
-    SELECTION,
     Block,
     block,
     blocks,
@@ -60,121 +43,6 @@ from tests.support.documented import (
 )
 from tests.support.invalid_manifests import VALID, manifest
 
-HERE = "tests/unit/test_documented.py"
-ALERTS = "tests/alerts/test_alerts.py"
-CHART = "tests/integration/chart/test_chart.py"
-CLUSTER = "tests/integration/cli/test_pages.py"
-DEVELOPMENT = "tests/integration/provision/test_develop.py"
-GITOPS_PAGES = "tests/integration/gitops/test_pages.py"
-GUIDES = "tests/unit/testing/test_guides.py"
-HOWTO = "tests/integration/delivery/test_howto.py"
-INSPECTION = "tests/integration/replay/test_inspection.py"
-JAVA_PAGES = "tests/contract/java/test_pages.py"
-NODE, NODE_INSTALL = "tests/node/conftest.py", "tests/node/node_install.py"
-NODE_QUICK_START = "tests/node/node_quick_start.py"
-RELEASED = "tests/e2e/e2e_release.py"
-TUTORIAL, TUTORIALS = "tests/e2e/e2e_tutorial.py", "tests/unit/testing/test_tutorials.py"
-WHEEL = "tests/e2e/e2e_package.py"
-SHOWN = "text"
-"""Language of blocks that show an output or a diagram, and are not run."""
-
-
-class Run(NamedTuple):
-    """Blocks of a page, and the test that runs them.
-
-    Args:
-        page: of the documentation.
-        test: the file of the test, which has the name of the page.
-        headings: above the blocks; empty for the whole page.
-        languages: of the blocks; empty for all.
-    """
-
-    page: str
-    test: str
-    headings: Collection[str] = ()
-    languages: Collection[str] = ()
-
-    def covers(self, block: Block) -> bool:
-        """Return True if the test runs the block."""
-        return (not self.headings or block.heading in self.headings) and (
-            not self.languages or block.language in self.languages
-        )
-
-
-RUNS = [
-    Run(README, HERE, ["Try it"]),
-    Run(README, NODE_INSTALL, ["Use it on your cluster"]),
-    Run(README, CLUSTER, ["When messages have died"]),
-    Run(README, GUIDES, ["A consumer"]),
-    Run(CONTRIBUTING, HERE),
-    Run(FIRST_CONSUMER, WHEEL, ["1. Install the library"]),
-    Run(FIRST_CONSUMER, GUIDES, ["On a broker"]),
-    Run(FIRST_CONSUMER, TUTORIALS),
-    Run(SANDBOX, TUTORIAL),
-    Run(QUICK_START, NODE_QUICK_START),
-    Run(INSTALL, NODE, ["Images", "A Spark operator"]),
-    Run(INSTALL, "tests/node/node_scenarios.py", ["The operator"]),
-    Run(INSTALL, CHART, ["Proxies"]),
-    Run(
-        INSTALL,
-        NODE_INSTALL,
-        [
-            "Uninstall",
-            "Delete a namespace of the list `namespaces`",
-            "Run outside of the cluster",
-        ],
-    ),
-    *(Run(f"docs/howto/{name}.md", GUIDES) for name in ("handle", "poison-messages")),
-    Run("docs/howto/consume.md", HOWTO, ["Broadcast"]),
-    Run("docs/howto/consume.md", GUIDES),
-    Run("docs/howto/forks.md", HOWTO),
-    Run("docs/howto/produce.md", HOWTO),
-    Run("docs/howto/spark.md", "tests/integration/replay/test_data_source.py"),
-    Run(OUTAGES, GUIDES, (), ["python"]),
-    Run(OUTAGES, CLUSTER, (), ["sh"]),
-    Run(OUTAGES, HERE, (), ["yaml"]),
-    Run(ORDER, HERE),
-    Run(PROBES, GUIDES, ["Serve probes"]),
-    Run(PROBES, GITOPS_PAGES, ["Declare them"]),
-    Run(PROBES, HOWTO, ["Renew tokens"]),
-    Run(PROBES, ALERTS, (), ["promql"]),
-    Run(DEVELOP, CLUSTER, ["See the changes that a changed manifest makes"]),
-    Run(DEVELOP, "tests/unit/cli/test_develop.py", ["See names, attempts and lines to paste"]),
-    Run(DEVELOP, DEVELOPMENT),
-    Run(CHECK, WHEEL, ["Check manifests in CI and in the editor"]),
-    Run(
-        CHECK,
-        CLUSTER,
-        [
-            "Check files and folders",
-            "Check them together with the cluster",
-            "Check Helm charts and kustomizations",
-        ],
-    ),
-    Run(CHECK, HERE),
-    Run(RESPOND, CLUSTER),
-    Run(BLOCKED_KEY, CLUSTER),
-    Run(AUDIT, "tests/integration/replay/test_ledger.py"),
-    Run(ROCKETMQ, "tests/integration/provision/test_rocketmq.py"),
-    Run(READ, JAVA_PAGES, ["By pulsar-admin"]),
-    Run(READ, INSPECTION),
-    *(Run(page, test) for page in RUNBOOKS for test in (CLUSTER, JAVA_PAGES)),
-    *(Run(page, GITOPS_PAGES) for page in (BACK_UP, GITOPS, ARGOCD, FLUX)),
-    Run(RELEASE, RELEASED),
-    Run(REPLAYS_PAGE, CLUSTER, (), ["sh"]),
-    Run(REPLAYS_PAGE, HERE),
-    Run(RIGHTS, HERE),
-    *(Run(page, HERE) for page in API),
-    Run(JOB_TEMPLATES, CHART),
-    Run(SELECTION, "tests/unit/replay/test_selection.py"),
-    Run(CONSUMER_METRICS, GUIDES, (), ["python"]),
-    Run(CONSUMER_METRICS, ALERTS, (), ["promql"]),
-    Run(CONSUMER_METRICS, JAVA_PAGES, (), ["sh"]),
-    Run(METRICS, ALERTS),
-    Run(PROPERTIES, "tests/integration/delivery/test_not_copyable.py"),
-    Run(GO, "tests/contract/delivery/test_go.py"),
-    Run(JAVA, JAVA_PAGES),
-]
 PAGES = [
     README,
     CONTRIBUTING,
@@ -182,30 +50,103 @@ PAGES = [
 ]
 
 
-def names_of(page: str) -> Iterator[str]:
-    """Yield the texts by which a test may name a page."""
-    yield page
-    yield f'"{Path(page).stem}"'
-    yield f'"{Path(page).name}"'
-    for name, value in vars(documented).items():
-        if name.isupper() and (value == page or (isinstance(value, list) and page in value)):
-            yield name
-    if page == PROPERTIES:
-        yield "original"
+SHOWN = "text"
+"""Language of blocks that show an output or a diagram, and are not run."""
+READERS = {
+    "block": None,
+    "blocks": None,
+    "commands": "sh",
+    "follow": "sh",
+    "command_lines": "sh",
+    "steps": "console",
+}
+"""Functions by which a test reads blocks, with the language that they read."""
+_PLAIN = (
+    ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.Starred,
+    ast.JoinedStr, ast.FormattedValue,
+)  # fmt: skip
+
+
+class Reading(NamedTuple):
+    """Blocks that a test reads; None stands for all headings, and for all languages."""
+
+    page: str
+    heading: str | None
+    language: str | None
+
+    def covers(self, page: str, block: Block) -> bool:
+        """Return True if the test reads *block* of *page*."""
+        return self.page == page and all(
+            wanted in {None, is_} for wanted, is_ in zip(self[1:], block[:2], strict=True)
+        )
+
+
+def evaluate(nodes: Sequence[ast.expr], names: Mapping[str, Any]) -> list[Any] | None:
+    """Return the values of expressions of literals and *names*; None for any other."""
+    whole = ast.Expression(ast.fix_missing_locations(ast.List(list(nodes), ast.Load())))
+    if not all(isinstance(node, _PLAIN) for node in ast.walk(whole)):
+        return None
+    try:
+        return list(eval(compile(whole, "test", "eval"), {}, dict(names)))  # noqa: S307  plain
+    except NameError:
+        return None
+
+
+def readings(source: str) -> Iterator[Reading]:
+    """Yield the blocks that the source of a test reads by `tests.support.documented`.
+
+    If a page or heading is a variable, all pairs of a page and a heading in the test are read.
+    """
+    tree = ast.parse(source)
+    names = {name: value for name, value in vars(documented).items() if name.isupper()}
+    pairs, languages = set[tuple[str, str]](), set[str | None]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                names |= zip([name], evaluate([value], names) or (), strict=False)
+            case ast.Tuple(elts=[_, _, *_]):
+                match evaluate(node.elts[:2], names):
+                    case [str(page), str(heading)] if page in PAGES:
+                        pairs.add((page, heading))
+            case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name)) if name in READERS:
+                keywords = [k.value for k in node.keywords if k.arg == "language"]
+                language = READERS[name] or next(iter(evaluate(keywords, names) or ()), None)
+                arguments = evaluate(node.args, names)
+                if name == "block":
+                    [language] = evaluate(node.args[2:], names) or (None,)
+                if arguments is None:
+                    languages.add(language)
+                elif name in {"blocks", "command_lines"}:
+                    yield from (Reading(page, None, language) for page in arguments)
+                else:
+                    page, heading, *_ = *arguments, None
+                    yield Reading(page, heading, language)
+    for (page, heading), language in itertools.product(pairs, languages):
+        yield Reading(page, heading, language)
+
+
+@functools.cache
+def all_readings() -> list[Reading]:
+    """Return the blocks that all tests read."""
+    sources = [file.read_text("utf-8") for file in (ROOT / "tests").rglob("*.py")]
+    tests = [
+        text for text in sources if re.search("^from tests.support.documented", text, re.MULTILINE)
+    ]
+    own = Path(documented.__file__).read_text("utf-8")
+    return [reading for text in [own, *tests] for reading in readings(text)]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_a_page_is_run_by_a_test(page: str) -> None:
-    runs = [run for run in RUNS if run.page == page]
+def test_every_block_of_a_page_is_read_by_a_test(page: str) -> None:
+    """A block of another language than `text` is run, validated, or compared with an output."""
     runnable = [block for block in blocks(page) if block.language != SHOWN]
-    assert [b for b in runnable if not any(run.covers(b) for run in runs)] == []
-    for run in runs:
-        covered = {b.heading for b in runnable if run.covers(b)}
-        assert covered >= set(run.headings or covered), "no such block"
-        assert covered, "no such block"
-        source = (ROOT / run.test).read_text("utf-8")
-        assert any(name in source for name in names_of(page)), f"{run.test} does not read {page}"
-        assert [h for h in run.headings if h not in source and "commands(" not in source] == []
+    assert [b for b in runnable if not any(r.covers(page, b) for r in all_readings())] == []
+
+
+def test_shown_texts_have_no_prompt() -> None:
+    """A block of commands with outputs is `console`: a test compares it."""
+    shown = list(blocks(*PAGES, language=SHOWN))
+    assert [b.heading for b in shown if re.search(r"^\$ ", b.text, re.MULTILINE)] == []
 
 
 def dry_run(text: str) -> str:
@@ -223,17 +164,17 @@ def test_make_targets_of_the_front_pages_exist() -> None:
     [tried], [contributed] = commands(README, "Try it"), commands(CONTRIBUTING)
     assert "sandbox.demo" in dry_run(tried.text)
     assert "ruff check" in dry_run(contributed.text)
+    released, _builds = commands(RELEASE, "Release redrive")
+    assert "release.archives" in dry_run(released.text)
 
 
-@pytest.mark.parametrize("page", [INSTALL, QUICK_START])
-def test_removal_by_the_page_deletes_each_crd(page: str) -> None:
-    (names,) = (
-        line.split()[3:]
-        for block in commands(page)
-        for line in block.text.splitlines()
-        if line.startswith("kubectl delete crd ")
-    )
-    assert sorted(names) == sorted(crd["metadata"]["name"] for crd in crds())
+@pytest.mark.parametrize(
+    ("page", "heading"), [(INSTALL, "Uninstall"), (QUICK_START, "8. Remove it")]
+)
+def test_removal_by_the_page_deletes_each_crd(page: str, heading: str) -> None:
+    [removal] = commands(page, heading)
+    [names] = re.findall("^kubectl delete crd (.+)$", removal.text, re.MULTILINE)
+    assert sorted(names.split()) == sorted(crd["metadata"]["name"] for crd in crds())
 
 
 def findings(text: str) -> list[str]:
@@ -264,7 +205,7 @@ def test_policy_fields_of_a_page_are_valid(page: str, heading: str) -> None:
 
 
 def test_replay_fields_of_the_page_are_valid() -> None:
-    whole, *parts = [b.text for b in blocks(REPLAYS_PAGE) if b.language == "yaml"]
+    whole, *parts = [b.text for b in blocks(REPLAYS_PAGE, language="yaml")]
     assert findings(whole) == []
     choices = [part.splitlines() if part.count("select:") > 1 else [part] for part in parts]
     assert sum(map(len, choices)) == 7
@@ -272,9 +213,10 @@ def test_replay_fields_of_the_page_are_valid() -> None:
         assert findings(completed("Replay", fields)) == [], fields
 
 
-@pytest.mark.parametrize("page", API)
-def test_example_of_an_api_page_is_valid(page: str) -> None:
-    assert findings(block(page, "Example", "yaml")) == []
+def test_examples_of_api_pages_are_valid() -> None:
+    examples = list(blocks(*API, language="yaml"))
+    assert [b.heading for b in examples] == ["Example"] * len(API)
+    assert [finding for b in examples for finding in findings(b.text)] == []
 
 
 def test_rules_and_consent_of_the_page_are_valid() -> None:
@@ -285,7 +227,7 @@ def test_rules_and_consent_of_the_page_are_valid() -> None:
 
 
 def test_inspection_fields_of_a_connection_are_valid() -> None:
-    blocks = [block(RIGHTS, heading, "yaml") for heading in ("Of Inspections", "Destinations")]
+    blocks = block(RIGHTS, "Of Inspections", "yaml"), block(RIGHTS, "Destinations", "yaml")
     role, destinations = (yaml.safe_load(text)["spec"]["inspection"] for text in blocks)
     connection = manifest("BrokerConnection", inspection=role | destinations)
     assert findings(yaml.safe_dump(connection)) == []
@@ -294,6 +236,7 @@ def test_inspection_fields_of_a_connection_are_valid() -> None:
     added = yaml.safe_load(block(ROCKETMQ, "Read dead letters", "yaml"))["spec"]["rocketmq"]
     rocketmq["spec"]["rocketmq"] |= added
     assert findings(yaml.safe_dump(rocketmq)) == []
+    assert findings(block(ROCKETMQ, "Replay dead letters", "yaml")) == []
 
 
 def test_inspection_of_the_page_is_valid() -> None:
@@ -319,10 +262,11 @@ def test_hook_and_action_of_the_page_exist() -> None:
 
 
 def test_schemas_that_the_page_names_exist() -> None:
-    heading = "In the editor, and with kubeconform"
-    [path] = re.findall(r"/v0\.1\.0/(\S+\.json)", block(CHECK, heading, "yaml"))
+    editor = block(CHECK, "In the editor, and with kubeconform", "yaml")
+    [path] = re.findall(r"/v0\.1\.0/(\S+\.json)", editor)
     assert (ROOT / path).is_file()
-    [template] = re.findall(r"'(docs/\S+)'", block(CHECK, heading, "sh"))
+    shell = block(CHECK, "In the editor, and with kubeconform", "sh")
+    [template] = re.findall(r"'(docs/\S+)'", shell)
     file = template.replace("{{.Group}}", "redrive.io").replace(
         "{{.ResourceAPIVersion}}", "v1beta1"
     )

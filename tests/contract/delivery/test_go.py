@@ -61,7 +61,7 @@ func main() {
 @pytest.fixture(scope="session")
 def program() -> str:
     """The program, built once for all runs: its topics and its token are in the environment."""
-    subscribe, receive = (block.text for block in blocks(GO))
+    subscribe, receive = (block.text for block in blocks(GO, language="go"))
     names = re.compile(r'"persistent://shop/prod/orders([^"]*)"')
     subscribe, count = names.subn(r'os.Getenv("TOPIC") + "\1"', subscribe)
     assert count == 3

@@ -12,7 +12,7 @@ from py4j.java_gateway import JavaGateway
 
 from redrive.policy.envelope import CAUSE_TYPE
 from sandbox.pulsar import SUPERUSER
-from tests.support.documented import CONSUMER_METRICS, JAVA, READ, RUNBOOKS, block, commands
+from tests.support.documented import CONSUMER_METRICS, JAVA, READ, RUNBOOKS, block, command_lines
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 
@@ -140,10 +140,9 @@ def test_commands_of_pulsar_admin_in_pages_run(
         "persistent://shop/prod/orders-fulfilment-DLQ": str(policy.dead_letter_topic),
     }
     provisioned.send(b"a dead letter", topic=policy.dead_letter_topic)
-    pages = (*RUNBOOKS, CONSUMER_METRICS, READ)
-    lines = {line for page in pages for b in commands(page) for line in b.text.splitlines()}
     outputs = {}
-    for line in sorted(line for line in lines if line.startswith("pulsar-admin ")):
+    shown = command_lines(*RUNBOOKS, CONSUMER_METRICS, READ)
+    for line in sorted(line for line in shown if line.startswith("pulsar-admin ")):
         *words, name = shlex.split(line.partition(" #")[0])[1:]
         words.append(names[name])
         arguments = java.new_array(java.jvm.java.lang.String, len(words))

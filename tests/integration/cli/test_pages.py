@@ -29,6 +29,7 @@ from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.cli.output import now, written
 from redrive.inspection.payloads import CauseCount
+from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import seal
 from redrive.kube.resources import (
     APPROVALS,
@@ -41,17 +42,20 @@ from redrive.kube.resources import (
 from sandbox import builds, chart
 from sandbox.kubernetes import Cluster
 from tests.integration.cli.conftest import Shop, condition, put
+from tests.support.dead_letter_rows import of_the_page
 from tests.support.documented import (
     BLOCKED_KEY,
     CHECK,
     DEVELOP,
     OUTAGES,
+    READ,
     README,
     REPLAYS_PAGE,
     RESPOND,
     ROOT,
     RUNBOOKS,
-    blocks,
+    block,
+    command_lines,
     commands,
     shows,
     steps,
@@ -225,9 +229,32 @@ def next_inspection(inspection: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status of an Inspection that has ended, empty if it has it."""
     if inspection.get("status"):
         return {}
+    spec, name = inspection["spec"], inspection["metadata"]["name"]
+    selects = "cause" in str(spec.get("select"))
+    figures: dict[str, Any] = dict.fromkeys(("totalEntries", "readEntries", "messages"), 140)
+    run = figures | {"matched": 120 if selects else 132 if "select" in spec else 140}
+    if "causes" in spec:
+        run["sealed"] = sealed(inspection, causes_of_the_page(), spec["causes"])
+    elif "messages" in spec:
+        records = [Recorder(lambda _: None)(of_the_page(3))]
+        run["sealed"] = sealed(inspection, records, spec["messages"])
+    elif "export" in spec:
+        form = {"HTML": "html"}.get(spec["export"]["format"], "parquet")
+        run["file"] = f"s3://dead-letters/prod/shop/orders-fulfilment/{name}-8d1c2f0e.{form}"
+    completed = condition("Ready", "True", "Completed")
+    return {"phase": "Completed", "conditions": [completed], "run": run}
+
+
+def sealed(inspection: Mapping[str, Any], records: list[Any], result: Mapping[str, Any]) -> str:
+    """Encrypt records for the recipient of an Inspection."""
+    return seal(records, result["recipient"], inspection["metadata"]["uid"], MAX_SEALED)
+
+
+def causes_of_the_page() -> list[CauseCount]:
+    """Return the causes that the pages show."""
     consumers = ["fulfilment-7d9c4", "fulfilment-b81f2"]
     at = written(now())
-    causes: list[CauseCount] = [
+    return [
         {
             "cause": cause,
             "fingerprint": fingerprint,
@@ -244,10 +271,6 @@ def next_inspection(inspection: Mapping[str, Any]) -> dict[str, Any]:
             ("JSONDecodeError", "02aa7144d0e31b6c", 20, 6, "Expecting property name"),
         )
     ]
-    result, uid = inspection["spec"]["causes"], inspection["metadata"]["uid"]
-    figures = dict.fromkeys(("totalEntries", "readEntries", "messages", "matched"), 140)
-    sealed = seal(causes, result["recipient"], uid, MAX_SEALED)
-    return {"phase": "Completed", "conditions": [READY], "run": {**figures, "sealed": sealed}}
 
 
 def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,6 +316,8 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
         (RESPOND, "1. See the state", [0]),
         (RESPOND, "2. Find the cause, and count", [0]),
         (RESPOND, "3. Move", [3]),
+        (READ, "Peek in the cluster", [0]),
+        (READ, "Export and report in the cluster", [0, 0]),
         (README, "When messages have died", [0, 0, 3]),
         (BLOCKED_KEY, "Which of the two it is", [0]),
         (BLOCKED_KEY, "Dead-letter the message", [0]),
@@ -304,8 +329,24 @@ def test_output_at_a_terminal_is_that_of_the_page(
     with jobs_run(person.client):
         for step, code in zip(steps(page, heading), codes, strict=True):
             shown = step.output.replace("ann@example.com", "admin").replace("prod-eu", "sandbox")
+            shown = shown.replace("6514df353468", "…")  # a hash of the key, another in each output
             output = person.run(step.command, code)
             assert shows(shown, output), f"{shown}\nis on the page, not:\n{output}"
+
+
+def test_inspection_of_the_page_is_listed(person: Person) -> None:
+    for body in person.client.list(INSPECTIONS, "shop"):
+        person.client.delete(INSPECTIONS, body)
+    manifest = block(READ, "With an Inspection", "yaml")
+    (person.folder / "inspection.yaml").write_text(manifest, "utf-8")
+    create, get = steps(READ, "With an Inspection")
+    output = person.paste(create.command)
+    assert shows(create.output, output), output
+    name = output.split()[0]
+    with jobs_run(person.client):
+        person.paste(f"kubectl wait --for=condition=Ready {name} --timeout=60s")
+    output = person.paste(get.command)
+    assert shows(get.output.replace("12s", "…"), output), output
 
 
 def inline(page: str) -> Iterator[str]:
@@ -328,15 +369,14 @@ def test_commands_in_texts_of_pages_run(person: Person) -> None:
 
 
 def test_override_of_the_outage_breaker_is_set(person: Person) -> None:
-    [block] = commands(OUTAGES, "Override the outage breaker")
-    assert "ignores outages until 20" in person.run(block.text.partition("#")[0])
+    [override] = commands(OUTAGES, "Override the outage breaker")
+    assert "ignores outages until 20" in person.run(override.text.partition("#")[0])
 
 
 def test_replay_of_the_reference_is_awaited_and_approved(person: Person) -> None:
     """Conditions, results, review and approval, in the order of a Replay's life."""
     name, place = "orders-after-fix", person.client.namespace
-    [example, *_] = blocks(REPLAYS_PAGE)
-    reviewed = example.text.replace("mode: Plan", "mode: Review")
+    reviewed = block(REPLAYS_PAGE, "Replays", "yaml").replace("mode: Plan", "mode: Review")
     person.paste(f"kubectl create -f - <<'END'\n{reviewed}END")
     [review] = commands(REPLAYS_PAGE, "Review")
     [approval] = commands(REPLAYS_PAGE, "Approval")
@@ -382,13 +422,14 @@ def deploy(cluster: Cluster, namespace: str, name: str) -> None:
 
 def test_commands_of_runbooks_run(person: Person, api_server: Cluster, tmp_path: Path) -> None:
     """Logs are empty: the pods wait for a node."""
-    lines = {line for page in RUNBOOKS for b in commands(page) for line in b.text.splitlines()}
     put(person.client, REPLAYS, "orders-done", {}, policyRef={"name": "orders-fulfilment"})
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: redrive\nversion: 0.1.0\n")
     chart.install(api_server, "redrive", "redrive-system", {}, tmp_path)
     for namespace, name in (("redrive-system", "redrive"), ("shop", "fulfilment")):
         deploy(api_server, namespace, name)
-    for line in sorted(line for line in lines if not line.startswith("pulsar-admin ")):
+    for line in sorted(
+        line for line in command_lines(*RUNBOOKS) if not line.startswith("pulsar-admin ")
+    ):
         command = re.sub(
             r"\b[A-Z]{4,}\b", lambda match: PLACEHOLDERS[match[0]], line.split(" | ")[0]
         )
@@ -448,8 +489,8 @@ def test_rendered_manifests_are_checked_by_the_page(person: Person, manifests: P
         (folder / "policy.yaml").write_text(text, "utf-8")
     (shop / "Chart.yaml").write_text("apiVersion: v2\nname: shop\nversion: 0.1.0\n", "utf-8")
     (overlay / "kustomization.yaml").write_text("resources: [policy.yaml]\n", "utf-8")
-    [block] = commands(CHECK, "Check Helm charts and kustomizations")
-    assert person.paste(block.text).count("0 errors, 0 warnings in 1 file ") == 2
+    [rendered] = commands(CHECK, "Check Helm charts and kustomizations")
+    assert person.paste(rendered.text).count("0 errors, 0 warnings in 1 file ") == 2
 
 
 def test_difference_of_a_manifest_is_that_of_the_page(person: Person, manifests: Path) -> None:

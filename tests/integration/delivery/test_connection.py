@@ -21,7 +21,7 @@ from redrive.delivery import arrivals, in_flight
 from redrive.delivery.reporting import Name
 from sandbox.process import free_port
 from sandbox.pulsar import Broker
-from tests.integration.delivery.test_howto import example
+from tests.support.documented import PROBES, block
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.waiting import wait_until
 from tests.support.withholding_proxy import WithholdingProxy, proxy_of
@@ -214,7 +214,7 @@ def test_probes_of_the_guide_follow_the_connection(
 
     monkeypatch.setattr(redrive, "PolicyFile", lambda: None)
     monkeypatch.setattr(redrive, "RetryConsumer", open_)
-    program = example("probes", "Serve probes").replace("8080", str(port))
+    program = block(PROBES, "Serve probes", "python").replace("8080", str(port))
     handled: list[bytes] = []
     names = {"client": client, "handle": lambda message: handled.append(message.data())}
     running = threading.Thread(target=exec, args=(compile(program, "probes", "exec"), names))

@@ -15,7 +15,7 @@ import pytest
 
 import redrive
 from redrive import BroadcastConsumer, RetryProducer
-from tests.support.documented import PROBES, block, blocks
+from tests.support.documented import CONSUME, FORKS, PROBES, PRODUCE, block
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.user_programs import StartProgram, start_program
 from tests.support.waiting import wait_until
@@ -24,11 +24,6 @@ __all__ = ["start_program"]
 
 HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
 GOOD = b'{"price": 7}'
-
-
-def example(guide: str, heading: str) -> str:
-    (example,) = [b.text for b in blocks(f"docs/howto/{guide}.md") if b.heading == heading]
-    return example
 
 
 def test_broadcast_example_survives_a_hostile_message(
@@ -50,7 +45,7 @@ def test_broadcast_example_survives_a_hostile_message(
         made[-1].stop()
 
     monkeypatch.setattr(redrive, "BroadcastConsumer", open_)
-    code = compile(example("consume", "Broadcast"), "Broadcast", "exec")
+    code = compile(block(CONSUME, "Broadcast", "python"), "Broadcast", "exec")
     names = {"client": provisioned.client(provisioned.role), "forget_price": forget_price}
     running = threading.Thread(target=exec, args=(code, names))
     running.start()
@@ -71,7 +66,7 @@ url, token = os.environ["URL"], os.environ["TOKEN"]
 def handle(message):
     print(message.data().decode(), flush=True)
 """
-    process = start_program(provisioned, names + example("forks", "Example"))
+    process = start_program(provisioned, names + block(FORKS, "Example", "python"))
     assert process.stdout is not None
     handled = [process.stdout.readline() for _ in range(3)]
     assert sorted(handled) == ["1\n", "2\n", "3\n"]
@@ -95,7 +90,7 @@ def test_the_example_of_producing_sends_its_message(
 
     monkeypatch.setattr(redrive, "RetryProducer", open_)
     heading = "Send messages again that may be lost"
-    code = compile(example("produce", heading), heading, "exec")
+    code = compile(block(PRODUCE, heading, "python"), heading, "exec")
     exec(code, {"client": provisioned.client("superuser")})  # noqa: S102 - our own guide
     message = provisioned.consumer().receive(180)
     assert message is not None

@@ -20,7 +20,7 @@ from sandbox import builds, chart
 from sandbox.kubernetes import Cluster
 from tests.integration.gitops.conftest import EXAMPLES, Body, Team
 from tests.support import flux
-from tests.support.documented import ARGOCD, BACK_UP, FLUX, GITOPS, PROBES, ROOT, blocks, commands
+from tests.support.documented import ARGOCD, BACK_UP, FLUX, GITOPS, PROBES, ROOT, block, commands
 
 ARGOCD_NAMESPACE = "argocd"
 
@@ -40,11 +40,6 @@ def paste(script: str, folder: Path, cluster: Cluster) -> str:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return run.stdout
-
-
-def manifest(page: str, heading: str) -> str:
-    [block] = [b.text for b in blocks(page) if (b.heading, b.language) == (heading, "yaml")]
-    return block
 
 
 @pytest.fixture
@@ -134,8 +129,13 @@ def test_scripts_are_added_to_the_configuration_of_argo_cd(cluster: Cluster) -> 
 def test_manifests_of_pages_are_admitted(
     cluster: Cluster, kube_namespace: str, tmp_path: Path
 ) -> None:
-    hook = yaml.safe_load(manifest(ARGOCD, "Replays as hooks"))
-    bodies = [hook, *of_helm(manifest(GITOPS, "Helm"), tmp_path), *of_terraform(), of_crossplane()]
+    hook = yaml.safe_load(block(ARGOCD, "Replays as hooks", "yaml"))
+    bodies = [
+        hook,
+        *of_helm(block(GITOPS, "Helm", "yaml"), tmp_path),
+        *of_terraform(),
+        of_crossplane(),
+    ]
     assert [body["kind"] for body in bodies] == [
         "Replay",
         "RetryPolicy",
@@ -158,7 +158,7 @@ def probed() -> Body:
         if body["kind"] == "Deployment"
     ]
     [container] = body["spec"]["template"]["spec"]["containers"]
-    container |= yaml.safe_load(manifest(PROBES, "Declare them"))
+    container |= yaml.safe_load(block(PROBES, "Declare them", "yaml"))
     deployment: Body = body
     return deployment
 
@@ -208,7 +208,7 @@ def test_object_of_crossplane_is_ready_with_its_policy() -> None:
 
 
 def test_kustomization_of_the_page_prefixes_a_policy(tmp_path: Path) -> None:
-    (tmp_path / "kustomization.yaml").write_text(manifest(GITOPS, "kustomize"))
+    (tmp_path / "kustomization.yaml").write_text(block(GITOPS, "kustomize", "yaml"))
     shutil.copytree(CHECKOUT / "gitops/kustomize/component", tmp_path / "component")
     objects = tmp_path / "objects"
     shutil.copytree(EXAMPLES / "base/apps/fulfilment", objects)

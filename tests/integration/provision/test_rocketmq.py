@@ -81,7 +81,7 @@ def page(shop: Shop, rocketmq: RocketMQ, tmp_path: Path) -> str:
         )
         text = text.replace("rocketmq-namesrv.rocketmq.svc:9876", rocketmq.name_server)
         (tmp_path / manifest.name).write_text(text, "utf-8")
-    block, _inspection = commands(ROCKETMQ)
+    [block] = commands(ROCKETMQ, "Apply a policy")
     script = block.text.replace("-n shop ", f"-n {shop.namespace} ")
     script = script.replace("examples/04-rocketmq", str(tmp_path))
     environment = {"PATH": f"{builds.kubernetes()}:{os.environ['PATH']}", "SECRET_KEY": secret}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 
 from redrive.admin.access import Access
 from redrive.admin.rocketmq import RocketMQAdmin
-from redrive.inspection.payloads import MessageRecord
-from redrive.inspection.sealing import Recipient
+from sandbox import builds
 from sandbox.rocketmq import ADMIN, RocketMQ
+from tests.support.documented import ROCKETMQ, ROOT, commands
 from tests.support.replay_shop import SECONDS, Shop, shop
 from tests.support.rocketmq import allow, create_user, send
 from tests.support.waiting import wait_until
@@ -43,33 +48,55 @@ def key_of(user: str, secret: str) -> dict[str, object]:
     return {"type": "AccessKey", "accessKey": {"user": user, "secretRef": reference}}
 
 
+def pasted(shop: Shop, secret: str) -> str:
+    """Run the commands of the page about dead letters, and return their output."""
+    [block] = commands(ROCKETMQ, "Read dead letters")
+    script = block.text
+    for shown, real in (
+        ("-n shop ", f"-n {shop.name} "),
+        ("shop/rocketmq", f"{shop.name}/main"),
+        ("orders-fulfilment", "orders"),
+        ("kubectl redrive", f"{sys.executable} -m redrive"),
+    ):
+        assert shown in script
+        script = script.replace(shown, real)
+    environment = os.environ | {
+        "KUBECONFIG": str(shop.sandbox.cluster.kubeconfig),
+        "PATH": f"{builds.kubernetes()}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "operator"),
+        "SECRET_KEY": secret,
+    }
+    return subprocess.run(
+        ["/bin/sh", "-euc", script], env=environment, check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
+
+
 @pytest.mark.timeout(2 * SECONDS + 60)
 async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq: RocketMQ) -> None:
     group = shop.name
-    keys = {"operator-key": rocketmq.secret, "jobs-key": await buried(rocketmq, group)}
-    for name, secret in keys.items():
-        shop.lend("Secret", name, stringData={"secretKey": secret})
+    secret = await buried(rocketmq, group)
+    for name, key in {"operator-key": rocketmq.secret, "jobs-key": secret}.items():
+        shop.lend("Secret", name, stringData={"secretKey": key})
     cluster = {
         "nameServers": [rocketmq.name_server],
         "authentication": key_of(ADMIN, "operator-key"),
         "allow": [{"name": "shop", "topics": [group], "groups": [group]}],
-        "inspection": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
+        "inspection": {"authentication": key_of(f"{group}-jobs", "rocketmq-inspector")},
         "replay": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
     }
     shop.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec={"rocketmq": cluster})
     policy = {"connectionRef": {"name": "main"}, "topic": group, "group": group}
     shop.apply("redrive.io/v1beta1", "RocketMQRetryPolicy", "orders", spec=policy)
-    recipient = Recipient()
+    peeked = pasted(shop, secret)
+    assert re.findall(r"^id +(\S+)", peeked, re.MULTILINE) == ["broker-a:0:1", "broker-a:0:0"]
+    assert re.findall(r" attempts (\d)", peeked) == ["4", "3"]
     reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
-    shop.inspect("now", policyRef=reference, messages={"recipient": recipient.public_key})
+    shop.inspect("now", policyRef=reference)
     shop.replay("now", policyRef=reference, target={"type": "Source"})
     shop.replay("grpc", policyRef=reference)
     status = shop.inspection("now")
     assert (status["phase"], status["run"]["matched"]) == ("Completed", 2)
     assert [c["messages"] for c in status["run"]["causes"]] == [2]
-    uid = shop.kubectl("get", "inspection/now", "-o", "jsonpath={.metadata.uid}")
-    records = recipient.open(status["run"]["sealed"], uid, MessageRecord)
-    assert [(r["id"], r["attempts"]) for r in records] == [("broker-a:0:1", 4), ("broker-a:0:0", 3)]
     counts = shop.reaches("now", "Completed")["run"]["counts"]
     assert (counts["matched"], counts["moved"], counts["left"]) == (2, 2, 0)
     wait_until(lambda: "Ready" in shop.status("grpc"))

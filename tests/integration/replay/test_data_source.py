@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
 from sandbox.pulsar import SUPERUSER, Broker
+from tests.support.documented import SPARK, blocks
 
-GUIDE = Path(__file__).parents[3] / "docs" / "howto" / "spark.md"
 READER = "analyst"
 EVERY_COLUMN = ",".join((*COLUMN_NAMES, *MORE_COLUMN_NAMES))
 WORKER_IS_LATE = "Python worker failed to connect back"
@@ -443,15 +442,16 @@ def test_examples_of_the_guide_run(desk: Desk, tmp_path: Path) -> None:
     desk.send(topic, 5)
     (tmp_path / "token").write_text(desk.broker.token(READER))
     names: dict[str, Any] = {"spark": desk.spark}
-    for block in re.findall("^```python\n(.+?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL):
+    for example in blocks(SPARK, language="python"):
+        code = example.text
         for shown, real in [
             ("pulsar://pulsar:6650", desk.broker.service_url),
             ("http://pulsar:8080", desk.broker.admin_url),
             ("persistent://shop/prod", f"persistent://{desk.namespace}"),
             ("/var/run/pulsar", str(tmp_path)),
         ]:
-            block = block.replace(shown, real)  # noqa: PLW2901
-        exec(block, names)  # noqa: S102  an example of the guide
+            code = code.replace(shown, real)
+        exec(code, names)  # noqa: S102  an example of the guide
     assert names["everything"].count() == 5
     for result in results:
         assert numbers(desk.read(topic=result)) == list(range(5))

@@ -31,12 +31,11 @@ from redrive.replay.ledger import mounted_key
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
-from tests.support.documented import blocks
+from tests.support.documented import REPLAYS_PAGE, block
 from tests.support.local_runs import wait_until_moved
 from tests.support.reasons import raises
 from tests.support.waiting import wait_until
 
-REPLAYS_PAGE = "docs/reference/replays.md"
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("pulsar_namespace")
@@ -92,8 +91,7 @@ def test_selective_run_leaves_the_rest_to_the_next_run(
 def test_messages_replayed_too_often_are_parked(
     provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    (parking,) = [block for block in blocks(REPLAYS_PAGE) if block.heading == "Parking"]
-    spec = yaml.safe_load(parking.text)
+    spec = yaml.safe_load(block(REPLAYS_PAGE, "Parking", "yaml"))
     provisioned = provision_policy(partitions=2)
     parked = provisioned.policy.topic.sibling(TopicName.parse(spec["target"]["topic"]).local)
     provisioned.create(parked, "people", partitions=2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -21,11 +24,19 @@ from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import Summary, count_of
 from redrive.kube.resources import INSPECTIONS, ROCKETMQ_POLICIES, Resource
-from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
+from redrive.policy.envelope import (
+    CAUSE_FINGERPRINT,
+    CAUSE_MESSAGE,
+    CAUSE_TRACE,
+    CONSUMER,
+    DEAD_REASON,
+    REPLAYS,
+)
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
 from tests.support.cli_documents import SCHEMAS, check
-from tests.support.dead_letter_rows import dead_letter
+from tests.support.dead_letter_rows import dead_letter, of_the_page
+from tests.support.documented import READ, shows, steps
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\u202eevil"
@@ -45,9 +56,10 @@ class Read(TopicReading):
     """A reading of rows in memory."""
 
     rows: tuple[DeadLetterRow, ...] = ()
+    unselected = 0
 
     def selected(self, _on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
-        self.messages, self.matched = len(self.rows), len(self.rows)
+        self.messages, self.matched = len(self.rows) + self.unselected, len(self.rows)
         return iter(self.rows)
 
 
@@ -58,6 +70,7 @@ class Shell:
         self.file, self._capsys = folder / "policy.yaml", capsys
         self.file.write_text(POLICY, "utf-8")
         self.rows: tuple[DeadLetterRow, ...] = ()
+        self.unselected = 0
         self.total = 3
         self.malformed: list[MalformedEntry] = []
 
@@ -65,7 +78,7 @@ class Shell:
         planned = min(self.total, 3)
         reading = Read(topic, self.total, planned, planned < self.total, malformed=self.malformed)
         reading.malformed_entries = len(self.malformed)
-        reading.rows = self.rows
+        reading.rows, reading.unselected = self.rows, self.unselected
         return reading
 
     def run(self, command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -120,6 +133,35 @@ def test_causes_fit_the_terminal(
     assert 'Map.of("REDRIVE_CAUSE_TYPE", error.getClass().getSimpleName())' in err
     hint = f"Look at one: redrive peek {shell.file} --cause 000000000000000d --limit 1 --direct"
     assert hint in err
+
+
+MALFORMED = {
+    CAUSE_MESSAGE: "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    CAUSE_FINGERPRINT: "02aa71bb00112233",
+    CONSUMER: "fulfilment-7d9c4-x2x9k",
+}
+
+
+@pytest.mark.parametrize(("page", "heading"), [(READ, "Count causes"), (READ, "Look at messages")])
+def test_output_of_a_direct_reader_is_that_of_the_page(
+    shell: Shell, page: str, heading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "width", lambda: 160)
+    [step] = steps(page, heading)
+    letters = [of_the_page(n, f"fulfilment-7d9c4-{'xy'[n % 2]}2x9k") for n in range(119)]
+    malformed = (dead_letter(n, "JSONDecodeError", properties=MALFORMED) for n in range(12))
+    shell.rows = (*letters, of_the_page(3))
+    if "--cause" in step.command:
+        shell.unselected = 20
+    else:
+        shell.rows += (*malformed, *map(dead_letter, range(8)))
+    words = [word for word in step.command.split()[1:] if word not in {"policy.yaml", "$direct"}]
+    screen = io.StringIO()
+    with redirect_stdout(screen), redirect_stderr(screen):
+        assert main([*words, str(shell.file), *DIRECT]) == 0
+    printed = screen.getvalue().replace(str(shell.file), "policy.yaml")
+    shown = re.sub(r"\(\d\.\d s\)", "…", step.output).replace("6514df353468", "…")
+    assert shows(shown, printed), printed
 
 
 def test_wide_causes_count_followers(shell: Shell) -> None:

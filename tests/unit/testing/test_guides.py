@@ -34,23 +34,21 @@ from redrive.testing.consumers import (
 )
 from tests.support.crash_notes import leave_notes
 from tests.support.documented import (
+    CONSUME,
     CONSUMER_METRICS,
     FIRST_CONSUMER,
+    FORKS,
+    HANDLE,
+    OUTAGES,
+    POISON_MESSAGES,
     PROBES,
     README,
     block,
     blocks,
 )
 
-GUIDES = [
-    f"docs/howto/{name}.md" for name in ("consume", "poison-messages", "forks", "handle", "outages")
-]
-SECTIONS = {
-    block.heading: block.text
-    for guide in GUIDES
-    for block in blocks(guide)
-    if block.language == "python"
-}
+GUIDES = (CONSUME, POISON_MESSAGES, FORKS, HANDLE, OUTAGES)
+SECTIONS = {block.heading: block.text for block in blocks(*GUIDES, language="python")}
 WHOLE = {
     page: block(page, heading, "python")
     for page, heading in ((README, "A consumer"), (FIRST_CONSUMER, "On a broker"))
@@ -428,8 +426,12 @@ def test_probes_example_answers_while_it_consumes(
     assert answers == [200]
 
 
-@pytest.mark.parametrize("heading", ["Metrics", "Traces"])
-def test_observed_consumer_of_the_reference_handles(harness: Harness, heading: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "heading"), [(CONSUMER_METRICS, "Metrics"), (CONSUMER_METRICS, "Traces")]
+)
+def test_observed_consumer_of_the_reference_handles(
+    harness: Harness, page: str, heading: str
+) -> None:
     handled: list[bytes] = []
     names = {
         "client": None,
@@ -438,7 +440,7 @@ def test_observed_consumer_of_the_reference_handles(harness: Harness, heading: s
         "RetryConsumer": redrive.RetryConsumer,
     }
     harness.send(GOOD)
-    harness.execute(block(CONSUMER_METRICS, heading, "python"), names)
+    harness.execute(block(page, heading, "python"), names)
     assert handled == [GOOD]
 
 
