@@ -88,7 +88,7 @@ class MessageSelection(model.CheckedModel):
     the entry. 1 to 500 ids. Defaults to any. Example: `4711:3:0:0`."""
 
     keys: Annotated[tuple[_Key, ...], model.items(64, model.SET, least=1)] | None = None
-    """Message keys, 1 to 64. Defaults to any. Example: `order-17`."""
+    """Ordering keys or keys of messages, 1 to 64. Defaults to any. Example: `order-17`."""
 
     causes: Annotated[tuple[_CauseText, ...], model.items(32, model.SET, least=1)] | None = None
     """Causes of dead letters, as a plan shows them: class of the exception, of which the first 256

@@ -88,7 +88,12 @@ class Preview(StatusModel):
     """Result of a plan."""
 
     causes: Annotated[tuple[PlannedCauseCount, ...], Field(max_length=20)] = ()
-    """The 20 most frequent causes of the messages that would be moved."""
+    """The 20 most frequent causes of the messages that would be moved. Those that follow a dead
+    letter of their key count with its cause."""
+
+    following: int | None = None
+    """Number of messages that are not selected, and follow a dead letter of their key. Known after
+    the scan."""
 
     refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
     """Reasons of messages that cannot be moved; `refusals` lists these messages."""

@@ -28,7 +28,7 @@ from redrive.cli.replay import manifest, planned
 from redrive.cli.replays import run_of
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import CauseCount
-from redrive.inspection.summary import NONE_RECORDED
+from redrive.inspection.summary import NONE_RECORDED, OTHERS
 from redrive.kube.resources import POLICIES, REPLAYS
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.reasons import Reason
@@ -114,13 +114,23 @@ def print_causes(
         names = [item["fingerprint"] or clean(item["cause"]) for item in items]
         print_document(shown, request.output, names)
         return
+    _print_table(request, _CAUSE_COLUMNS, items, list(map(_cause_row, items)), notes)
+
+
+def _print_table(
+    request: InspectionRequest,
+    columns: Sequence[TableColumn],
+    items: Sequence[PlannedCause | CauseCount],
+    rows: Sequence[Sequence[object]],
+    notes: Iterable[str],
+) -> None:
+    """Print the *rows* of *items*, with *notes* and hints for people."""
     lines = list(notes)
     if items:
-        rows = list(map(_cause_row, items))
-        click.echo("\n".join(table(_CAUSE_COLUMNS, rows, request.output == "wide")))
+        click.echo("\n".join(table(columns, rows, request.output == "wide")))
         is_pulsar, has_none = request.kind is POLICIES, any(not item["cause"] for item in items)
         lines += [_WITHOUT_CAUSE if is_pulsar else _WITHOUT_PROPERTIES] if has_none else []
-        lines.append(f"Look at one: {one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
+        lines.append(f"Look at one: {one_of(request, items)}")
     say("\n".join(lines))
 
 
@@ -154,11 +164,8 @@ def _count_by_replay(request: InspectionRequest) -> None:
         shown = document("PlannedCauseList", items, replay=plan["metadata"]["name"], **figures)
         print_document(shown, request.output, [item["cause"] for item in items])
         return
-    lines = list(_plan_summary(request, plan, counts))
-    if items:
-        click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
-        lines.append(f"Look at one: {one_of(request, items[0]['fingerprint'], items[0]['cause'])}")
-    say("\n".join(lines))
+    notes = _plan_summary(request, plan, counts)
+    _print_table(request, _PLANNED_COLUMNS, items, list(map(_planned_row, items)), notes)
 
 
 _LIMITS = {
@@ -195,7 +202,7 @@ def _planned_causes(causes: Iterable[Body], total: int) -> Iterator[PlannedCause
         }
     if listed < total:
         yield {
-            "cause": "(others)", "messages": total - listed, "fingerprint": "",
+            "cause": OTHERS, "messages": total - listed, "fingerprint": "",
             "replayed": None, "firstTime": None, "lastTime": None,
         }  # fmt: skip
 

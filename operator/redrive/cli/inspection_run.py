@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -12,14 +12,18 @@ import click
 from redrive.api import Body
 from redrive.api.inspection import MAX_NEWEST, ExportFormat
 from redrive.cli.cluster import Cluster, ClusterError
+from redrive.cli.documents import PlannedCause
 from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.output import Live, clean, say
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
 from redrive.cli.replays import phase_of, run_of
 from redrive.errors import RedriveError
+from redrive.inspection.payloads import CauseCount
 from redrive.inspection.sealing import Recipient
+from redrive.inspection.summary import OTHERS
 from redrive.kube.resources import INSPECTIONS, POLICIES
+from redrive.replay.spec import FOLLOWER
 
 _DESTINATION = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _TTL = "5m"
@@ -110,9 +114,13 @@ def extent_of(inspection: Body) -> dict[str, object]:
     return {"inspection": inspection["metadata"]["name"]} | {name: run[name] for name in figures}
 
 
-def one_of(request: InspectionRequest, fingerprint: str, cause: str) -> str:
-    """Return the command that shows the newest message of a cause."""
-    return request.hint("peek", "--cause", clean(fingerprint or cause), "--limit", "1")
+def one_of(request: InspectionRequest, counts: Iterable[PlannedCause | CauseCount]) -> str:
+    """Return the command that shows a message of the first cause that can be selected."""
+    causes = (count["fingerprint"] or count["cause"] for count in counts)
+    selectable = (c for c in causes if c == clean(c) and c not in {FOLLOWER.cause, OTHERS})
+    cause = next((["--cause", cause] for cause in selectable), [])
+    reads_all = ["--all"] if request.reads_all or "where" in request.select else []
+    return request.hint("peek", *cause, "--limit", "1", *reads_all)
 
 
 def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:

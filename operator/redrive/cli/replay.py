@@ -372,7 +372,10 @@ def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     )
     select = spec.get("select") or {}
     yield "to move", "   ".join(filter(None, (str(counts.get("left", 0)), causes)))
-    yield "not selected", max(counts.get("scanned", 0) - counts.get("matched", 0), 0)
+    others = str(max(counts.get("scanned", 0) - counts.get("matched", 0), 0))
+    if following := preview.get("following"):
+        others += f", of which {following} follow a dead letter of their key; use --key"
+    yield "not selected", others
     yield "refused", "   ".join(filter(None, (str(counts.get("refused", 0)), refusals)))
     if counts.get("unevaluated"):
         yield "unevaluated", f"{counts['unevaluated']}; the selection can't be computed for them"

@@ -62,9 +62,10 @@ class ShownPayload(TypedDict):
 class MessageRecord(ShownPayload):
     """A message for people and programs.
 
-    `key` is there in clear text only, `keyHash` otherwise: equal keys have equal hashes within one
-    output. `payload` is masked, text, or base64, as `payloadEncoding` says; `payloadSize` counts
-    bytes. `dueTime` is that of a message that waits for a retry.
+    `key` is the ordering key, else the key, in clear text only. Otherwise there is `keyHash`: equal
+    keys have equal hashes within one output. `payload` is masked, text, or base64, as
+    `payloadEncoding` says; `payloadSize` counts bytes. `dueTime` is that of a message that waits
+    for a retry.
     """
 
     id: str

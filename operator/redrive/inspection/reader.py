@@ -259,7 +259,7 @@ class TopicReading(MessageReading):
 
     def _takes(self, row: DeadLetterRow) -> bool:
         cause = FailureCause.of(row.properties)
-        return self._chooser.takes(row.position, row.key, row.publish_time, cause)
+        return self._chooser.takes(row.position, row.keys, row.publish_time, cause)
 
 
 def _entries_of(pieces: Sequence[Piece]) -> int:

@@ -86,7 +86,7 @@ class Recorder:
 
     def __call__(self, row: DeadLetterRow) -> MessageRecord:
         """Return the record of a message."""
-        properties, payload = row.properties, self._payload(row)
+        properties, payload, key = row.properties, self._payload(row), row.sequence_key
         cause, fingerprint = FailureCause.of(row.properties)
         trace = properties.get(CAUSE_TRACE, "")[:MAX_TRACE_BYTES]
         delay = properties.get(DELAY_TIME, "") if self.waiting else ""
@@ -96,8 +96,8 @@ class Recorder:
             "id": id_of(row),
             "time": time_text(row.publish_time),
             "dueTime": None if due is None else time_text(due),
-            "key": row.key if self.reveals else None,
-            "keyHash": None if self.reveals or row.key is None else self.hash_key(row.key),
+            "key": key if self.reveals else None,
+            "keyHash": None if self.reveals or key is None else self.hash_key(key),
             "attempts": envelope.reconsume_times(properties),
             "replays": row.replays,
             "deadReason": self._own_text(properties, DEAD_REASON, _REASON),
@@ -131,8 +131,7 @@ class Recorder:
         if payload.form == "encrypted" or len(payload.content) > MAX_DECODED:
             return HIDDEN  # it may hold any of the words
         values = (value for _, value in _of_user(row.properties))
-        keys = filter(None, (row.key, row.ordering_key))
-        return mask_text(text, itertools.chain(payload.secrets, values, keys))
+        return mask_text(text, itertools.chain(payload.secrets, values, filter(None, row.keys)))
 
     def _own_text(self, properties: Mapping[str, str], name: str, form: re.Pattern[str]) -> str:
         """Return a property of redrive; masked if it lacks its form, as any producer may write."""

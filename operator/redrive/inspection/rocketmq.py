@@ -85,7 +85,7 @@ class QueueReading(MessageReading):
                         row = message.row(queue)
                         on_read()
                         cause = FailureCause.of(row.properties)
-                        if chooser.takes(row.position, row.key, row.publish_time, cause):
+                        if chooser.takes(row.position, row.keys, row.publish_time, cause):
                             self.matched += 1
                             yield row
                     self.entries += len(covered)

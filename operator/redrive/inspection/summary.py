@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from redrive.inspection.payloads import CauseCount
 from redrive.inspection.record import Recorder
-from redrive.policy.envelope import CONSUMER, DEAD_REASON, REPLAY
+from redrive.policy.envelope import CONSUMER, REPLAY
 from redrive.policy.values import time_text
-from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
-from redrive.replay.spec import FailureCause
+from redrive.replay.spec import FOLLOWER, FailureCause
 
 NONE_RECORDED = "none recorded"
 """Name of the group without a cause, as dead letters of Java and Go consumers."""
@@ -124,12 +123,11 @@ class Summary:
     def add(self, row: DeadLetterRow) -> None:
         """Count a message."""
         properties = row.properties
-        follows = properties.get(DEAD_REASON) == DeadReason.FOLLOWS
-        key = None if row.key is None else self._counted(row.key[:MAX_TEXT])
-        group = self._group(row, key, follows=follows)
+        key = None if row.sequence_key is None else self._counted(row.sequence_key[:MAX_TEXT])
+        group = self._group(row, key)
         self.messages += 1
         group.messages += 1
-        group.following += follows
+        group.following += row.follows
         group.replayed += row.replays > 0
         self._add_time(group, min(row.publish_time, LATEST))
         _count(group.consumers, properties.get(CONSUMER, "")[:MAX_TEXT], MAX_CONSUMERS)
@@ -139,7 +137,7 @@ class Summary:
         self.sizes[row.size.bit_length()] += 1
         if row.replays:
             _count(self.died_again, properties.get(REPLAY, "")[:MAX_TEXT], MAX_GROUPS)
-        self.without_key += row.key is None
+        self.without_key += row.sequence_key is None
 
     def _counted(self, key: str) -> str | None:
         """Count *key*; return None if it is not counted."""
@@ -165,12 +163,12 @@ class Summary:
                 other.times = times
             self._intervals = sum(len(other.times) for other in self.groups.values())
 
-    def _group(self, row: DeadLetterRow, key: str | None, *, follows: bool) -> CauseGroup:
-        if follows and key in self._leaders:
+    def _group(self, row: DeadLetterRow, key: str | None) -> CauseGroup:
+        if row.follows and key in self._leaders:
             return self._leaders[key]
         failure = FailureCause.of(row.properties)
-        if follows and not failure.cause:
-            failure = FailureCause(DeadReason.FOLLOWS.value)
+        if row.follows and not failure.cause:
+            failure = FOLLOWER
         if failure not in self.groups:
             if len(self.groups) >= MAX_GROUPS:
                 failure = FailureCause(OTHERS)
@@ -178,7 +176,7 @@ class Summary:
             group = CauseGroup(*failure, example=example)
             self.groups.setdefault(failure, group)
         group = self.groups[failure]
-        if key is not None and not follows:
+        if key is not None and not row.follows:
             self._leaders[key] = group
         return group
 

@@ -13,8 +13,15 @@ import pyarrow as pa
 
 from redrive.messages import ordering_key, partition_key, read_properties, schema_version
 from redrive.policy import envelope
-from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, ORIGIN_MESSAGE_ID, REAL_TOPIC
+from redrive.policy.envelope import (
+    CAUSE_FINGERPRINT,
+    CAUSE_TYPE,
+    DEAD_REASON,
+    ORIGIN_MESSAGE_ID,
+    REAL_TOPIC,
+)
 from redrive.policy.naming import PARTITION_SUFFIX, TopicName
+from redrive.policy.verdict import DeadReason
 from redrive.reading.positions import EntryId, Position, target_partition
 from redrive.reading.stored import MessagePlace, ReadMessage
 
@@ -110,11 +117,26 @@ class DeadLetterRow(NamedTuple):
         """
         source = PARTITION_SUFFIX.sub("", self.properties.get(REAL_TOPIC, ""))
         if source != str(topic):
-            return target_partition(self.ordering_key or self.key, self.position, partitions)
+            return target_partition(self.sequence_key, self.position, partitions)
         produced_to = _PARTITION_OF_ID.fullmatch(self.properties.get(ORIGIN_MESSAGE_ID, ""))
         if produced_to and int(produced_to[1]) < partitions:
             return int(produced_to[1])
         return target_partition(self.key, self.position, partitions)
+
+    @property
+    def keys(self) -> tuple[str | None, str | None]:
+        """Return the ordering key and the key, each of which may select the message."""
+        return self.ordering_key, self.key
+
+    @property
+    def sequence_key(self) -> str | None:
+        """Return the key within which messages are ordered, as `messages.sequence_key`."""
+        return self.ordering_key or self.key
+
+    @property
+    def follows(self) -> bool:
+        """Return True if it was dead-lettered because it follows a dead letter of its key."""
+        return self.properties.get(DEAD_REASON) == DeadReason.FOLLOWS
 
     @property
     def acknowledgements(self) -> list[pulsar.MessageId]:
@@ -198,6 +220,7 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
         "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.schema_version)),
         "key": _RowColumn("STRING", pa.string(), lambda row: row.key),
         "ordering_key": _RowColumn("STRING", pa.string(), lambda row: row.ordering_key),
+        "follows": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.follows),
         "value": _RowColumn("BINARY", pa.binary(), lambda row: row.value),
         "size": _RowColumn("BIGINT", pa.int64(), lambda row: row.size),
         "properties": _RowColumn(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from redrive.policy.values import time_text
 from redrive.reading import bitmap
 from redrive.reading.ranges import Range
 from redrive.replay.records import (
@@ -18,7 +20,7 @@ from redrive.replay.records import (
     RefusedMessage,
     unite,
 )
-from redrive.replay.spec import FailureCause
+from redrive.replay.spec import FOLLOWER, FailureCause
 
 SHOWN = 100
 _NUMBERS = (
@@ -174,6 +176,92 @@ def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
             add_cause(total, failure, figures)
     ordered = sorted(total.items(), key=lambda item: item[1].messages, reverse=True)
     return dict(ordered[:limit])
+
+
+MAX_LEADERS = 10_000
+"""Maximum number of keys with a dead letter that are remembered for a range."""
+
+
+class Leaders:
+    """Dead letters of one range that others of their key follow.
+
+    Attributes:
+        causes: their causes by hash of the key; at most *limit*.
+    """
+
+    def __init__(self, limit: int = MAX_LEADERS) -> None:
+        self.causes: dict[str, FailureCause] = {}
+        self._limit = limit
+
+    def counted(self, failure: FailureCause, key: str | None, *, follows: bool) -> FailureCause:
+        """Return the cause with which a message counts; call it in the order of messages.
+
+        If a message follows a dead letter of another range, the fingerprint is the hash of its key,
+        see `counted_causes`.
+        """
+        if key is None or not self._limit:
+            return failure
+        name = hashlib.blake2b(key.encode(errors="replace"), digest_size=8).hexdigest()
+        if follows:
+            unknown = failure if failure.cause else FOLLOWER._replace(fingerprint=name)
+            return self.causes.get(name, unknown)
+        if name in self.causes or len(self.causes) < self._limit:
+            self.causes[name] = failure
+        return failure
+
+
+class CountedRange(Protocol):
+    """Range with the causes of its messages."""
+
+    @property
+    def range(self) -> Range:
+        """Return the range."""
+
+    @property
+    def causes(self) -> Causes:
+        """Return figures by cause."""
+
+    @property
+    def leaders(self) -> Mapping[str, FailureCause]:
+        """Return `Leaders.causes`."""
+
+
+def counted_causes(parts: Iterable[CountedRange], limit: int = CAUSES) -> Causes:
+    """Return the most frequent causes; messages count with the dead letter that they follow."""
+    total: dict[FailureCause, CauseFigures] = {}
+    leaders: dict[str, FailureCause] = {}
+    for part in sorted(parts, key=lambda part: part.range):
+        for failure, figures in part.causes.items():
+            follows = failure.cause == FOLLOWER.cause
+            led = leaders.get(failure.fingerprint, FOLLOWER) if follows else failure
+            add_cause(total, led, figures)
+        leaders |= part.leaders
+    return frequent_causes((total,), limit)
+
+
+def shown_causes(causes: Causes) -> list[dict[str, Any]]:
+    """Return causes as a list of the Replay's status."""
+    shown = []
+    for failure, figures in causes.items():
+        optional = {
+            "fingerprint": failure.fingerprint or None,
+            "firstTime": time_text(figures.first) if figures.first else None,
+            "lastTime": time_text(figures.last) if figures.last else None,
+        }
+        shown.append(
+            {
+                "cause": failure.cause,
+                "messages": figures.messages,
+                "replayed": figures.replayed,
+                **{name: value for name, value in optional.items() if value is not None},
+            }
+        )
+    return shown
+
+
+def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return numbers by cause as a list of the Replay's status."""
+    return [{"cause": cause, "messages": n} for cause, n in counted.items()]
 
 
 def drop_rare(causes: dict[FailureCause, CauseFigures]) -> None:

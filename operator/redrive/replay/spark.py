@@ -30,7 +30,7 @@ from redrive.reading import bitmap, broker, rows
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
-from redrive.replay.account import CauseFigures
+from redrive.replay.account import MAX_LEADERS, CauseFigures, Leaders
 from redrive.replay.job import plan
 from redrive.replay.job.plan import (
     PlannedRange,
@@ -46,8 +46,8 @@ from redrive.replay.task import RangeTask, TaskFailure
 
 _PLANNED = (
     "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "delivered",
-    "oversized", "encrypted", "unreadable", "schema_version", "key", "published", "cause_type",
-    "cause_fingerprint", "size", "replays",
+    "oversized", "encrypted", "unreadable", "schema_version", "ordering_key", "key", "published",
+    "cause_type", "cause_fingerprint", "follows", "size", "replays",
 )  # fmt: skip
 """Columns that a plan needs. Others are passed to the JVM only if a condition reads them."""
 
@@ -151,6 +151,8 @@ class Spark:
                 {FailureCause(*cause): CauseFigures(*n) for cause, n in document["causes"]},
                 tuple(Position(*sample) for sample in document["samples"]),
                 document["size"],
+                {key: FailureCause(*cause) for key, cause in document["leaders"].items()},
+                document["following"],
             )
 
     def move(self, task: RangeTask) -> RangeResult:
@@ -236,17 +238,19 @@ def _fold(
     """Yield the plans of the ranges that a task has read."""
     with broker.connect(job.service_url) as client:
         refusal = schema_refusals(client, job.policy.dead_letter_topic)
+        sequences = MAX_LEADERS if job.policy.sequenced else 0
         for source_range, group in itertools.groupby(messages, key=_range):
-            chooser = Chooser(choices[source_range])
-            seen = (_scanned_message(row, chooser) for row in group)
-            yield _written(plan.plan(source_range, seen, refusal, choices[source_range]), scanned)
+            choice, leaders = choices[source_range], Leaders(sequences)
+            chooser = Chooser(choice)
+            seen = (_scanned_message(row, chooser, leaders) for row in group)
+            yield _written(plan.plan(source_range, seen, refusal, choice, leaders.causes), scanned)
 
 
 def _range(row: Row) -> Range:
     return Range.of(row.partition, Position(row.ledger, row.entry, row.batch_index))
 
 
-def _scanned_message(row: Row, chooser: Chooser) -> ScannedMessage:
+def _scanned_message(row: Row, chooser: Chooser, leaders: Leaders) -> ScannedMessage:
     position = Position(row.ledger, row.entry, row.batch_index)
     if not row.delivered:
         named = chooser.takes_undelivered(position)
@@ -255,8 +259,9 @@ def _scanned_message(row: Row, chooser: Chooser) -> ScannedMessage:
     failure = FailureCause.of(
         {CAUSE_TYPE: row.cause_type, CAUSE_FINGERPRINT: row.cause_fingerprint}
     )
-    kinds = first, row.encrypted, row.unreadable, row.schema_version, failure, row.published
-    taken = chooser.takes(position, row.key, row.published, failure)
+    counted = leaders.counted(failure, row.ordering_key or row.key, follows=row.follows)
+    kinds = first, row.encrypted, row.unreadable, row.schema_version, counted, row.published
+    taken = chooser.takes(position, (row.ordering_key, row.key), row.published, failure)
     return ScannedMessage(
         position,
         row.batch_size,
@@ -266,6 +271,7 @@ def _scanned_message(row: Row, chooser: Chooser) -> ScannedMessage:
         selected=taken and row.selected,
         evaluated=row.evaluated or not taken,
         oversized=row.oversized,
+        follows=row.follows,
     )
 
 
@@ -278,6 +284,8 @@ def _written(planned: PlannedRange, scanned: Accumulator[Scanned]) -> str:
             "causes": list(planned.causes.items()),
             "samples": planned.samples,
             "size": planned.size,
+            "leaders": planned.leaders,
+            "following": planned.following,
         }
     )
 

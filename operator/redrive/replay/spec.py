@@ -22,6 +22,7 @@ from redrive.policy import codec
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.verdict import DeadReason
 from redrive.reading import bitmap
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Range
@@ -36,7 +37,7 @@ class Choice:
 
     Attributes:
         ids: ids `ledger:entry`, optionally with `:partition` and `:index`; empty matches all.
-        keys: keys; empty matches all.
+        keys: ordering keys or keys; empty matches all.
         since: earliest publish time in milliseconds since 1970; None for no limit.
         until: publish time in milliseconds before which messages match; None for no limit.
         limit: maximum number of messages, the first ones.
@@ -101,6 +102,8 @@ class FailureCause(NamedTuple):
         return cls((properties.get(CAUSE_TYPE) or "")[:MAX_CAUSE], fingerprint if is_valid else "")
 
 
+FOLLOWER = FailureCause(DeadReason.FOLLOWS.value)
+"""In place of the cause of a message that follows a dead letter of its key, if that is unknown."""
 EVERYTHING = Choice()
 
 
@@ -336,20 +339,24 @@ class Chooser:
         return True if is_known else None
 
     def takes(
-        self, position: Position, key: str | None, published: int, failure: FailureCause
+        self,
+        position: Position,
+        keys: tuple[str | None, ...],
+        published: int,
+        failure: FailureCause,
     ) -> bool:
         """Return True if a message is selected.
 
         Args:
             position: its position.
-            key: its key.
+            keys: its ordering key and its key.
             published: its publish time, in milliseconds since 1970.
             failure: cause of its last failure.
         """
         choice = self._choice
         return (
             self._is_named(position)
-            and (not self._keys or key in self._keys)
+            and (not self._keys or not self._keys.isdisjoint(keys))
             and (not self._causes or failure.cause in self._causes)
             and (not self._fingerprints or failure.fingerprint in self._fingerprints)
             and (choice.since is None or published >= choice.since)

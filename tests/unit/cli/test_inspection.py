@@ -577,11 +577,14 @@ class RespondersCluster(CountingCluster):
             ]
             status: Body = {"phase": "Pending", "conditions": conditions}
         else:
-            cause = {"cause": "WarehouseDown", "messages": 2, "replayed": 0}
-            counts = {"scanned": 3, "matched": 3, "left": 3}
+            causes = [
+                {"cause": cause, "messages": messages, "replayed": 0}
+                for cause, messages in (("AfterDeadLetter", 3), ("WarehouseDown", 2), ("", 1))
+            ]
+            counts = {"scanned": 7, "matched": 7, "left": 7}
             status = {
                 "phase": "Completed",
-                "run": {"counts": counts, "preview": {"causes": [cause]}},
+                "run": {"counts": counts, "preview": {"causes": causes}},
             }
         yield SimpleNamespace(objects=({**body, "status": status},), error=None)
 
@@ -599,7 +602,8 @@ def test_replay_counts_where_no_inspection_can(
     assert main(["causes", "orders"]) == 0
     captured = capsys.readouterr()
     rows = [row.split()[:2] for row in captured.out.splitlines()[1:]]
-    assert rows == [["2", "WarehouseDown"], ["1", "(others)"]]
+    assert rows[1:] == [["2", "WarehouseDown"], ["1", "none"], ["1", "(others)"]]
+    assert "\n  Java  consumer.reconsumeLater(" in captured.err
     assert "a Replay counts, without consumers and examples: " in captured.err
     assert problem in captured.err
     assert "Look at one: redrive peek orders --cause WarehouseDown --limit 1" in captured.err
@@ -607,7 +611,9 @@ def test_replay_counts_where_no_inspection_can(
         assert main(["causes", "orders", option]) == 1
         assert problem in capsys.readouterr().err
     assert main(["causes", "orders", "--all"]) == 0
-    assert "a Replay counts, without" not in capsys.readouterr().err  # it does so anyway
+    error = capsys.readouterr().err
+    assert "a Replay counts, without" not in error  # it does so anyway
+    assert "--cause WarehouseDown --limit 1 --all" in error
     monkeypatch.setattr(RespondersCluster, "stalled", "TooManyRuns")
     assert main(["causes", "orders"]) == 1
     assert "TooManyRuns" in capsys.readouterr().err

@@ -65,8 +65,11 @@ def test_followers_are_counted_with_the_cause_of_their_key() -> None:
         dead_letter(0, "PaymentRejected", key="a"),
         dead_letter(1, key="a", properties=follows),
         dead_letter(2, key="unknown", properties=follows),
+        dead_letter(3, "Down", key="x")._replace(ordering_key="b"),
+        dead_letter(4, key="a", properties=follows)._replace(ordering_key="b"),
     )
     assert [(g.name, g.messages, g.following) for g in result.ordered] == [
+        ("Down", 2, 1),
         ("PaymentRejected", 2, 1),
         ("AfterDeadLetter", 1, 1),
     ]

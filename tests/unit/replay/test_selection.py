@@ -283,7 +283,7 @@ def test_value_that_is_no_condition_is_refused(value: str) -> None:
 )
 def test_choice_begins_at_since_and_ends_before_until(published: int, *, is_taken: bool) -> None:
     chooser = Chooser(Choice(since=10, until=20))
-    assert chooser.takes(Position(7, 0, 0), None, published, FailureCause()) == is_taken
+    assert chooser.takes(Position(7, 0, 0), (), published, FailureCause()) == is_taken
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_choice_takes_causes_and_fingerprints(
     choice: Choice, failure: FailureCause, *, is_taken: bool
 ) -> None:
     chooser = Chooser(choice)
-    assert chooser.takes(Position(7, 0, 0), None, 0, failure) == is_taken
+    assert chooser.takes(Position(7, 0, 0), (), 0, failure) == is_taken
     assert chooser.takes_undelivered(Position(7, 0, 0)) is None
 
 

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 from redrive.policy.naming import TopicName
-from redrive.policy.values import time_text
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
@@ -26,12 +26,17 @@ from redrive.reading.reader import ReadableTopic, RowsByRange
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover
 from redrive.replay.account import (
+    MAX_LEADERS,
     Account,
     CauseFigures,
     Causes,
+    Leaders,
     add_cause,
+    counted_causes,
+    counts,
     drop_rare,
     frequent_causes,
+    shown_causes,
 )
 from redrive.replay.lookup import MAX_CONTENT, by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
@@ -72,6 +77,7 @@ class ScannedMessage(NamedTuple):
     """False if the condition could not be computed, and other criteria select the message."""
     delivered: bool = True
     oversized: bool = False
+    follows: bool = False
 
     @classmethod
     def undelivered(cls, position: Position, *, selected: bool | None) -> ScannedMessage:
@@ -88,7 +94,7 @@ class ScannedMessage(NamedTuple):
         )  # fmt: skip
 
     @classmethod
-    def of(cls, row: DeadLetterRow, chooser: Chooser) -> ScannedMessage:
+    def of(cls, row: DeadLetterRow, chooser: Chooser, leaders: Leaders) -> ScannedMessage:
         """Return the fields of *row*, and whether *chooser* selects it."""
         if not row.delivered:
             taken = chooser.takes_undelivered(row.position)
@@ -101,12 +107,13 @@ class ScannedMessage(NamedTuple):
             row.encrypted,
             row.unreadable,
             row.schema_version,
-            failure,
+            leaders.counted(failure, row.sequence_key, follows=row.follows),
             row.publish_time,
             row.size,
             row.replays,
-            selected=chooser.takes(row.position, row.key, row.publish_time, failure),
+            selected=chooser.takes(row.position, row.keys, row.publish_time, failure),
             oversized=row.oversized,
+            follows=row.follows,
         )
 
 
@@ -119,6 +126,8 @@ class PlannedRange(NamedTuple):
         causes: the most frequent causes of messages to move.
         samples: positions of some of these messages.
         size: total size of their contents, in bytes.
+        leaders: see `Leaders.causes`.
+        following: number of other messages that follow a dead letter of their key.
     """
 
     range: Range
@@ -126,6 +135,8 @@ class PlannedRange(NamedTuple):
     causes: Causes
     samples: tuple[Position, ...]
     size: int
+    leaders: Mapping[str, FailureCause] = MappingProxyType({})
+    following: int = 0
 
     def joined(self, other: PlannedRange) -> PlannedRange:
         """Return the plan of this range, merged with the plan of other entries of it."""
@@ -135,6 +146,8 @@ class PlannedRange(NamedTuple):
             frequent_causes((self.causes, other.causes)),
             (*self.samples, *other.samples)[:SAMPLES],
             self.size + other.size,
+            {**self.leaders, **other.leaders},
+            self.following + other.following,
         )
 
     @property
@@ -166,7 +179,7 @@ class Scanned:
     def of(cls, planned: PlannedRange) -> Self:
         """Return the results of one range."""
         plan = planned.plan
-        return cls(plan.scanned, planned.causes, planned.refused, plan.unevaluated)
+        return cls(plan.scanned, counted_causes([planned]), planned.refused, plan.unevaluated)
 
     def __add__(self, other: Scanned) -> Scanned:
         """Return the sum, with the most frequent causes."""
@@ -188,6 +201,7 @@ class Scan:
         moved: bitmap of entries that are recorded as moved, which are left out.
         ahead: see `reader.prefetch`.
         choice: selection; its limit applies to this range.
+        sequenced: True if messages may follow a dead letter of their key.
     """
 
     service_url: str
@@ -197,6 +211,7 @@ class Scan:
     moved: int
     ahead: int
     choice: Choice = EVERYTHING
+    sequenced: bool = False
 
     @property
     def entries(self) -> int:
@@ -265,10 +280,10 @@ def plan_dead_letters(
     task: Scan, messages: Iterable[DeadLetterRow], schema_refusal: Callable[[int | None], str]
 ) -> PlannedRange:
     """Plan a range from its *messages*."""
-    chooser = Chooser(task.choice)
+    chooser, leaders = Chooser(task.choice), Leaders(MAX_LEADERS if task.sequenced else 0)
     # `map` holds no message while the next one is decompressed.
-    scanned = map(functools.partial(ScannedMessage.of, chooser=chooser), messages)
-    return plan(task.piece.range, scanned, schema_refusal, task.choice)
+    read = functools.partial(ScannedMessage.of, chooser=chooser, leaders=leaders)
+    return plan(task.piece.range, map(read, messages), schema_refusal, task.choice, leaders.causes)
 
 
 def read_dead_letters(
@@ -326,6 +341,7 @@ def plan(
     messages: Iterable[ScannedMessage],
     schema_refusal: Callable[[int | None], str],
     choice: Choice = EVERYTHING,
+    leaders: Mapping[str, FailureCause] = MappingProxyType({}),
 ) -> PlannedRange:
     """Plan the messages of one range.
 
@@ -335,6 +351,7 @@ def plan(
         schema_refusal: see `schema_refusals`.
         choice: selection. Its limit applies in the order of positions, and includes refused
             messages. The first entry that exceeds the limit ends the selection.
+        leaders: see `Leaders.causes`.
     """
     scanned, unevaluated, selected = 0, 0, []
     room = math.inf
@@ -346,11 +363,13 @@ def plan(
     samples: list[Position] = []
     size = 0
     refused: list[RefusedEntry] = []
+    following = 0
     for batch in by_entry(messages):
         scanned += len(batch)
         count = sum(message.selected for message in batch)
         unevaluated += sum(not message.evaluated for message in batch) if room >= 0 else 0
         if not count:
+            following += sum(message.follows for message in batch)
             continue
         room = room - count if count <= room else -1
         if room < 0:
@@ -381,7 +400,10 @@ def plan(
     planned = RangePlan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
-    return PlannedRange(source_range, planned, frequent_causes((causes,)), tuple(samples), size)
+    return PlannedRange(
+        source_range, planned, frequent_causes((causes,)), tuple(samples), size, leaders,
+        following,
+    )  # fmt: skip
 
 
 class Engine(Protocol):
@@ -508,6 +530,7 @@ class RunPreview:
         refused: numbers of refused messages, by cause.
         samples: ids of some messages to move.
         seconds: estimated duration.
+        following: number of other messages that follow a dead letter of their key.
     """
 
     account: Account
@@ -515,6 +538,7 @@ class RunPreview:
     refused: Mapping[str, int]
     samples: tuple[str, ...]
     seconds: int
+    following: int = 0
 
     @classmethod
     def of(
@@ -546,10 +570,11 @@ class RunPreview:
         )
         return cls(
             account,
-            frequent_causes((piece.causes for piece in planned), SHOWN),
+            counted_causes(planned, SHOWN),
             dict(refused.most_common(SHOWN)),
             tuple(samples[:SAMPLES]),
             math.ceil(seconds),
+            sum(piece.following for piece in planned),
         )
 
     def to_status(self) -> dict[str, Any]:
@@ -557,10 +582,11 @@ class RunPreview:
         return {
             **self.account.to_status(),
             "preview": {
-                "causes": _shown_causes(self.causes),
+                "causes": shown_causes(self.causes),
                 "refused": counts(self.refused),
                 "samples": list(self.samples),
                 "estimatedSeconds": self.seconds,
+                "following": self.following,
             },
         }
 
@@ -568,30 +594,6 @@ class RunPreview:
 def so_far(scanned: Scanned) -> dict[str, Any]:
     """Return the field `status.run.preview` of the Replay for the current results of scans."""
     return {
-        "causes": _shown_causes(frequent_causes((scanned.causes,), SHOWN)),
+        "causes": shown_causes(frequent_causes((scanned.causes,), SHOWN)),
         "refused": counts(dict(scanned.refused.most_common(SHOWN))),
     }
-
-
-def _shown_causes(causes: Causes) -> list[dict[str, Any]]:
-    shown = []
-    for failure, figures in causes.items():
-        optional = {
-            "fingerprint": failure.fingerprint or None,
-            "firstTime": time_text(figures.first) if figures.first else None,
-            "lastTime": time_text(figures.last) if figures.last else None,
-        }
-        shown.append(
-            {
-                "cause": failure.cause,
-                "messages": figures.messages,
-                "replayed": figures.replayed,
-                **{name: value for name, value in optional.items() if value is not None},
-            }
-        )
-    return shown
-
-
-def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return numbers by cause as a list of the Replay's status."""
-    return [{"cause": cause, "messages": n} for cause, n in counted.items()]

@@ -340,7 +340,7 @@ class QueueRun:
                 row = message.row(queue)
                 share.scanned += 1
                 failure = FailureCause.of(row.properties)
-                if not chooser.takes(row.position, row.key, row.publish_time, failure):
+                if not chooser.takes(row.position, row.keys, row.publish_time, failure):
                     continue
                 place = f"{master.name}:{queue.number}:{message.offset}"
                 if cause := self._refusal(message):

@@ -420,6 +420,7 @@ def _scans(job: ReplayJob, records: Records, backlog: Sequence[Partition]) -> It
                 records.range(piece.range).moved_by_any,
                 reader.prefetch(partition.entry_bytes),
                 choice,
+                sequenced=job.policy.sequenced,
             )
 
 

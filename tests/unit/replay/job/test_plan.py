@@ -27,7 +27,7 @@ from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace, ReadMessage, StoredEntry
 from redrive.replay import account
-from redrive.replay.account import Account, CauseFigures
+from redrive.replay.account import Account, CauseFigures, Leaders
 from redrive.replay.job import plan, run
 from redrive.replay.job.plan import (
     DesiredState,
@@ -49,7 +49,7 @@ from redrive.replay.job.run import (
 from redrive.replay.lookup import by_entry, read_first, refusal
 from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.records import RangeRecord, Records
-from redrive.replay.spec import Choice, FailureCause, ReplayJob
+from redrive.replay.spec import FOLLOWER, Choice, FailureCause, ReplayJob
 from redrive.replay.task import RangeTask, TaskFailure
 from tests.support.raw_entries import RawEntry, bytes_of, numbers
 
@@ -375,9 +375,16 @@ def sighting(entry: int, cause: str = "", **more: object) -> ScannedMessage:
     return ScannedMessage(**fields)  # type: ignore[arg-type]
 
 
-def planned(*seen: ScannedMessage, first: int = 0) -> PlannedRange:
+def planned(*seen: ScannedMessage, first: int = 0, keys: str = "") -> PlannedRange:
+    """Return the plan of messages, whose keys are letters of *keys* unless that is empty."""
+    leaders = Leaders()
+    messages = [
+        message._replace(failure=leaders.counted(message.failure, key, follows=message.follows))
+        for message, key in itertools.zip_longest(seen, keys)
+    ]
     piece = Range(0, 7, first, first + 9_999)
-    return plan_range(piece, seen, lambda version: "SchemaNotFound" if version == 5 else "")
+    refusals = {5: "SchemaNotFound"}
+    return plan_range(piece, messages, lambda n: refusals.get(n or 0, ""), leaders=leaders.causes)
 
 
 def preview_of(
@@ -468,6 +475,32 @@ def test_preview_counts_messages_by_cause() -> None:
         },
         {"cause": "", "messages": 1, "replayed": 0},  # published after the year 9999
     ]
+
+
+def test_followers_count_with_the_cause_of_their_key() -> None:
+    """Also of another range, whatever the order in which ranges are scanned."""
+    first = planned(
+        sighting(0, "PaymentRejected", selected=False),
+        sighting(1, follows=True),
+        sighting(2, follows=True, selected=False),
+        sighting(3, "TimeoutError"),
+        keys="aaab",
+    )
+    second = planned(
+        sighting(10_000, follows=True),
+        sighting(10_001, "TimeoutError"),
+        sighting(10_002, follows=True),
+        first=10_000,
+        keys="aac",
+    )
+    preview = preview_of(second, first)
+    assert {name: figures.messages for name, figures in preview.causes.items()} == {
+        failed("PaymentRejected"): 2,
+        failed("TimeoutError"): 2,
+        FOLLOWER: 1,
+    }
+    assert preview.following == 1
+    assert Scanned.of(second).causes[FOLLOWER].messages == 2
 
 
 def test_preview_in_status_is_bounded() -> None:
