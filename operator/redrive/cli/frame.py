@@ -146,6 +146,7 @@ class ClusterFlags:
             ("--context", self.context),
             ("--kubeconfig", self.kubeconfig),
             ("--as", self.user),
+            *(("--as-group", group) for group in self.groups),
         ):
             if value is not None:
                 line += [flag, value]

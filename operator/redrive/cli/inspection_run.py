@@ -17,7 +17,7 @@ from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.output import Live, clean, say
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
-from redrive.cli.replays import phase_of, run_of
+from redrive.cli.replays import Start, phase_of, run_of
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import CauseCount
 from redrive.inspection.sealing import Recipient
@@ -133,7 +133,7 @@ def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:
     else:
         yield f"read {run['messages']} {words}; {run['matched']} are selected"
     if run.get("truncated"):
-        yield f"these are the newest; of {run['totalEntries']} entries --all reads more"
+        yield f"newest {run['readEntries']} of {run['totalEntries']} entries; --all reads more"
 
 
 def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Body:
@@ -143,16 +143,15 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
         RedriveError: it failed, or can't start.
         KeyboardInterrupt, SystemExit: the command was interrupted; the Inspection is deleted.
     """
-    live = Live(sys.stderr)
+    live, start = Live(sys.stderr), Start()
     try:
         for snapshot in cluster.states(INSPECTIONS, inspection):
             (inspection,) = snapshot.objects
             run, ready = run_of(inspection), conditions_of(inspection).get("Ready") or {}
-            problem = f"{ready.get('reason')}: {ready.get('message')}"
             if phase_of(inspection) == "Completed":
                 live.clear()
                 return inspection
-            if "Stalled" in conditions_of(inspection):
+            if problem := start.problem(inspection):
                 raise RedriveError(
                     "the messages can't be read",
                     got=problem,
@@ -161,7 +160,9 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
                 )
             shown = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
             error = () if snapshot.error is None else (f"  {snapshot.error}",)
-            live.show([shown if run else problem if ready else "starts", *error])
+            state = f"{ready['reason']}: {clean(ready['message'])}" if ready else ""
+            waits = bool(ready) and ready["status"] == "False"
+            live.show([shown if run else state if waits else "starts", *error])
     finally:
         if phase_of(inspection) not in ENDED:
             _delete(cluster, inspection)

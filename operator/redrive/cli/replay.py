@@ -45,6 +45,7 @@ from redrive.cli.output import (
 )
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replays import (
+    Start,
     attach,
     confirmed,
     is_plan,
@@ -313,7 +314,7 @@ def planned(cluster: Cluster, plan: Body) -> Body:
         RedriveError: the plan failed.
         KeyboardInterrupt: the command was interrupted; the Replay is deleted or canceled.
     """
-    live, start = Live(sys.stderr), time.monotonic()
+    live, start, since = Live(sys.stderr), Start(), time.monotonic()
     live.show(["plans; nothing is moved"])
     has_numbers = False
     try:
@@ -321,17 +322,13 @@ def planned(cluster: Cluster, plan: Body) -> Body:
             (plan,) = snapshot.objects
             has_numbers = phase_of(plan) in ENDED or "InReview" in conditions_of(plan)
             error = () if snapshot.error is None else (f"  {snapshot.error}",)
-            lines = progress(plan, time.monotonic() - start)
+            lines = progress(plan, time.monotonic() - since)
             if has_numbers:
                 live.clear()
                 break
-            conditions = conditions_of(plan)
-            ready = conditions.get("Ready") or {}
-            if "Stalled" in conditions:
+            if problem := start.problem(plan):
                 raise RedriveError(
-                    "the plan can't start",
-                    got=f"{ready.get('reason')}: {ready.get('message')}",
-                    remedy="repeat the command then",
+                    "the plan can't start", got=problem, remedy="repeat the command then"
                 )
             live.show(["plans; nothing is moved", *lines, *error])
         else:
@@ -363,6 +360,16 @@ def _shown_count(count: Body) -> str:
     return " ".join(str(word) for word in words if word is not None)
 
 
+def _shown_history(counts: Sequence[Body]) -> str:
+    """Return the times at which messages to move died, and how many were replayed before."""
+    first, last = (
+        local_time(choose(times), now()) if (times := [c[n] for c in counts if c.get(n)]) else "?"
+        for n, choose in (("firstTime", min), ("lastTime", max))
+    )
+    replayed = sum(count.get("replayed") or 0 for count in counts)
+    return f"since {first}, the last at {last}; {replayed or 'none'} replayed before"
+
+
 def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     """Yield the numbers of a plan for people."""
     run, spec = run_of(plan), plan["spec"]
@@ -372,6 +379,8 @@ def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     )
     select = spec.get("select") or {}
     yield "to move", "   ".join(filter(None, (str(counts.get("left", 0)), causes)))
+    if shown := preview.get("causes"):
+        yield "dead", _shown_history(shown)
     others = str(max(counts.get("scanned", 0) - counts.get("matched", 0), 0))
     if following := preview.get("following"):
         others += f", of which {following} follow a dead letter of their key; use --key"
@@ -386,7 +395,9 @@ def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     target = spec["target"]
     seconds = preview.get("estimatedSeconds")
     time_needed = "" if seconds is None else f"   about {age(seconds)}"
-    yield "target", f"{target.get('topic') or target['type']}{time_needed}"
+    limit = spec.get("rateLimit")
+    rate = "rate unlimited" if limit is None else f"at most {limit['messages']} in {limit['per']}"
+    yield "target", f"{target.get('topic') or target['type']}   {rate}{time_needed}"
     if review := run.get("review"):
         yield "in review", f"ends at {local_time(review['expiryTime'], now())}"
 

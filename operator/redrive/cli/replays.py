@@ -39,9 +39,47 @@ from redrive.cli.output import (
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.errors import RedriveError
 from redrive.kube.resources import APPROVALS, REPLAYS, REQUESTED_BY
+from redrive.reasons import Reason
 
 SLOW_SECONDS = 5.0
 """Time after which a Replay that does not run shows why."""
+
+
+START_SECONDS = 15.0
+"""Time for which an object may wait for what a person has to provide."""
+UNSEEN_SECONDS = 60.0
+"""Time within which an operator reconciles a new object."""
+_IN_TURN = {
+    Reason.PROGRESSING,
+    Reason.TOO_MANY_RUNS,
+    Reason.REPLAY_IN_PROGRESS,
+    Reason.SUSPENDED,
+    Reason.APPROVAL_REQUIRED,
+}
+"""Reasons of a wait that a command shows, and does not end."""
+
+
+class Start:
+    """Start of a Replay or an Inspection, for which no command waits without end."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._since = time.monotonic()
+
+    def problem(self, body: Body) -> str:
+        """Return the reason for which *body* does not start; empty while it may start."""
+        conditions = conditions_of(body)
+        ready = conditions.get("Ready") or {}
+        reason, at = ready.get("reason"), time.monotonic()
+        if reason != self._reason:
+            self._reason, self._since = reason, at
+        if not ready:
+            is_unseen = at - self._since > UNSEEN_SECONDS
+            return "no operator has reconciled it; check it by doctor" if is_unseen else ""
+        is_late = ready["status"] == "False" and at - self._since > START_SECONDS
+        if "Stalled" in conditions or (is_late and reason not in _IN_TURN):
+            return f"{reason}: {clean(ready['message'])}"
+        return ""
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
@@ -160,15 +198,15 @@ def attach(
 ) -> int:
     """Show the progress of a Replay until it ends; return the exit code.
 
-    An interrupted command detaches, and the Replay continues. A Replay that waits for approval
-    ends the command.
+    An interrupted command detaches, and the Replay continues. A Replay that waits for approval, or
+    for what a person has to provide, ends the command.
     """
     name, namespace = replay["metadata"]["name"], replay["metadata"]["namespace"]
     hint = flags.hint("follow", name, namespace=namespace)
-    live, start = Live(sys.stderr), time.monotonic()
+    live, start, since = Live(sys.stderr), Start(), time.monotonic()
     try:
         for snapshot in cluster.states(REPLAYS, replay):
-            seconds = time.monotonic() - start
+            seconds = time.monotonic() - since
             (replay,) = snapshot.objects
             lines = [*progress(replay, seconds)]
             if snapshot.error is not None:
@@ -186,6 +224,10 @@ def attach(
                 approve = flags.hint("approve", name, namespace=namespace)
                 say(f"waits for approval to move {count} messages: {approve}")
                 say(f"then follow it: {hint}")
+                return NOT_FINISHED
+            if not run_of(replay) and (problem := start.problem(replay)):
+                say(f"{problem}\nthe Replay waits for it. Follow it: {hint}")
+                say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
                 return NOT_FINISHED
             if timeout is not None and seconds >= timeout:
                 say(f"not finished after {timeout:.0f} s; the Replay continues; follow it: {hint}")

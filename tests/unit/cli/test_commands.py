@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
+from itertools import count, repeat
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from redrive.api.replay import Confirmation
-from redrive.cli import output
+from redrive.cli import output, replays
 from redrive.cli import replay as replay_command
 from redrive.cli.cluster import role_with
 from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
@@ -20,7 +22,7 @@ from redrive.cli.main import COMMANDS, main
 from redrive.cli.output import Live, TableColumn, age, clean, local_time, table, utc_option
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
-from redrive.cli.replays import exit_code_of, progress, result_text
+from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
 
 CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
 
@@ -39,9 +41,10 @@ def test_plugin_prints_the_name_it_was_called_by(
     monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-redrive"])
     assert main(["status", "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: kubectl redrive status ")
-    flags = ClusterFlags(namespace="shop", context="prod eu")
+    flags = ClusterFlags("shop", "prod eu", user="ann", groups=("a", "b"))
     hint = flags.hint("follow", "x")
-    assert hint == "kubectl redrive follow x -n shop --context 'prod eu'"
+    options = "-n shop --context 'prod eu' --as ann --as-group a --as-group b"
+    assert hint == f"kubectl redrive follow x {options}"
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,35 @@ def test_result_of_a_replay_decides_the_exit_code(
     body: dict[str, Any], text: str, code: int
 ) -> None:
     assert (result_text(body), exit_code_of(body)) == (text, code)
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    """Return a Replay that is not launched for a reason."""
+    ready = {"type": "Ready", "status": "False", "reason": reason, "message": "add it"}
+    metadata, status = {"name": "fix", "namespace": "shop"}, {"conditions": [ready]}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def test_object_that_can_not_start_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = count(0, 10)
+    monkeypatch.setattr(replays, "time", SimpleNamespace(monotonic=lambda: next(at)))
+    missing, queued = waiting("ServiceAccountNotFound"), waiting("TooManyRuns")
+    start = Start()
+    assert [start.problem(body) for body in (missing, queued, missing, missing, missing)] == [
+        *[""] * 4,
+        "ServiceAccountNotFound: add it",
+    ]
+    start = Start()
+    assert [start.problem(queued) for _ in range(99)] == [""] * 99
+    unseen = [start.problem({}) for _ in range(8)]
+    assert unseen[-2:] == ["", "no operator has reconciled it; check it by doctor"]
+    states = repeat(SimpleNamespace(objects=(missing,), error=None))
+    cluster = cast("Any", SimpleNamespace(states=lambda *_: states))
+    assert attach(cluster, ClusterFlags(), missing, timeout=None, output=None) == 4
+    error = capsys.readouterr().err
+    assert "ServiceAccountNotFound: add it\nthe Replay waits for it. Follow it: " in error
 
 
 def test_waiting_replay_shows_its_reason_after_5_s() -> None:

@@ -376,7 +376,7 @@ def sighting(entry: int, cause: str = "", **more: object) -> ScannedMessage:
 
 
 def planned(*seen: ScannedMessage, first: int = 0, keys: str = "") -> PlannedRange:
-    """Return the plan of messages, whose keys are letters of *keys* unless that is empty."""
+    """Return the plan of messages, whose keys are the characters of *keys* unless that is empty."""
     leaders = Leaders()
     messages = [
         message._replace(failure=leaders.counted(message.failure, key, follows=message.follows))
