@@ -115,7 +115,7 @@ def work() -> None:
     ADMIN_CALLS.labels("GET", "200").inc()
     ADMIN_SECONDS.labels("GET").observe(1)
     REPAIRS.labels("CreateTopic").inc()
-    replay.MESSAGES.labels(*POLICY[:2], "moved").inc()
+    replay.MESSAGES.labels(*POLICY[:2], "RetryPolicy", "moved").inc()
     replay.SECONDS.labels("Completed").observe(60)
     name, namespace, topic, subscription = POLICY
     for event in (Name.ATTEMPT_FAILED, Name.RETRIED, Name.DEAD_LETTERED, Name.UNSENT):
@@ -138,7 +138,7 @@ def main() -> None:
     name, namespace, *_ = POLICY
     topics.show(Key(namespace, name), reading(), Findings.of(reading(), None, (), THRESHOLDS))
     series = {}
-    with counting_objects(shown), replay.counting(replays(), Cache()):
+    with counting_objects(shown), replay.counting(replays(), {}):
         exposition = generate_latest(REGISTRY).decode()
         for family in REGISTRY.collect():
             for sample in family.samples:

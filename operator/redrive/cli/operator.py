@@ -200,7 +200,7 @@ async def serve(
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with counting_objects(ctx.caches), replay_metrics.counting(ctx.replays, ctx.policies):
+        with counting_objects(ctx.caches), replay_metrics.counting(ctx.replays, ctx.policy_caches):
             watches = kopf.operator(
                 registry=registry,
                 # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type

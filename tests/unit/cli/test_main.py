@@ -60,7 +60,7 @@ from redrive.kube.context import wall_clock
 from redrive.provision.metrics import TopicMetrics
 from redrive.replay.controller import metrics as replay_metrics
 TopicMetrics(wall_clock)
-with counting_objects({}), replay_metrics.counting(Cache(), Cache()):
+with counting_objects({}), replay_metrics.counting(Cache(), {}):
     families = list(REGISTRY.collect())
 print(json.dumps([family.name + "_info" * (family.type == "info") for family in families]))
 """

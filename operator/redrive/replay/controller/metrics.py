@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 
 from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -19,9 +20,9 @@ from redrive.kube.cache import Cache
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, PolicyKey
 from redrive.policy.values import parse_duration
-from redrive.replay.controller.admission import is_dry_run, retry_policy_of
+from redrive.replay.controller.admission import is_dry_run
 
-_LABELS = ("policy", "policy_namespace")
+_LABELS = ("policy", "policy_namespace", "policy_kind")
 MESSAGES = Counter(
     "redrive_replay_messages_total",
     "Messages that Replays selected or could not evaluate, by their outcome, once their "
@@ -76,7 +77,7 @@ def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> Non
     """
     if is_dry_run(replay):
         return
-    if retry_policy_of(replay, ctx.policies) is not None:
+    if ctx.find_policy(PolicyKey.of(replay)) is not None:
         for outcome in _OUTCOMES:
             count = max(0, getattr(status.run.counts, outcome) or 0)
             MESSAGES.labels(*_policy(replay), outcome).inc(count)
@@ -87,31 +88,29 @@ def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> Non
 
 
 @contextmanager
-def counting(replays: Cache, policies: Cache) -> Iterator[None]:
+def counting(replays: Cache, policies: Mapping[str, Cache]) -> Iterator[None]:
     """Count *replays* while the block runs; the counts of `ended` are removed with their policy.
+
+    *policies* are those of each kind.
 
     The counters of a policy start at 0 with its first Replay, because Prometheus detects no
     increase of a series that starts with another number.
     """
 
-    def begin(replay: Body) -> None:
-        if not is_dry_run(replay) and retry_policy_of(replay, policies) is not None:
-            for outcome in _OUTCOMES:
-                MESSAGES.labels(*_policy(replay), outcome)
-
     @replays.listen
     def replay_changed(_: Key, before: Body | None, after: Body | None) -> None:
         if after is not None and (before is None or is_dry_run(before)):
-            begin(after)
+            _begin(after, policies)
 
-    @policies.listen
-    def policy_changed(policy: Key, _before: Body | None, after: Body | None) -> None:
+    def policy_changed(kind: str, policy: Key, _before: Body | None, after: Body | None) -> None:
         if after is None:
             for outcome in _OUTCOMES:
-                MESSAGES.remove(policy.name, policy.namespace, outcome)
+                MESSAGES.remove(policy.name, policy.namespace, kind, outcome)
 
+    for kind, table in policies.items():
+        table.listen(partial(policy_changed, kind))
     for replay in replays:
-        begin(replay)
+        _begin(replay, policies)
     collector = ReplayMetrics(replays)
     REGISTRY.register(collector)
     try:
@@ -119,6 +118,15 @@ def counting(replays: Cache, policies: Cache) -> Iterator[None]:
     finally:
         REGISTRY.unregister(collector)
         MESSAGES.clear()  # deletions of policies are not observed any more
+
+
+def _begin(replay: Body, policies: Mapping[str, Cache]) -> None:
+    """Start the counters of the policy of a Replay at 0."""
+    policy = PolicyKey.of(replay)
+    table = policies.get(policy.kind)
+    if not is_dry_run(replay) and table is not None and table.get(policy.key) is not None:
+        for outcome in _OUTCOMES:
+            MESSAGES.labels(*_policy(replay), outcome)
 
 
 def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
@@ -192,7 +200,7 @@ def _last(name: str, event: str, replays: Iterable[Body]) -> GaugeMetricFamily:
         f"Time at which the last Replay of a policy {event}.",
         labels=_LABELS,
     )
-    latest: dict[tuple[str, str], float] = {}
+    latest: dict[tuple[str, str, str], float] = {}
     for body in replays:
         moment = moment_of((body.get("status") or {}).get("completionTime"))
         if moment is not None:
@@ -208,6 +216,6 @@ def _phase(replay: Body) -> str:
     return phase
 
 
-def _policy(replay: Body) -> tuple[str, str]:
+def _policy(replay: Body) -> tuple[str, str, str]:
     policy = PolicyKey.of(replay)
-    return policy.name, policy.namespace
+    return policy.name, policy.namespace, policy.kind

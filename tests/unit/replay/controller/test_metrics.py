@@ -20,7 +20,7 @@ from redrive.replay.controller.reconciler import reconcile
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import ctx, launched, named, replay, reported
 
-POLICY = {"policy": "orders", "policy_namespace": "shop"}
+POLICY = {"policy": "orders", "policy_namespace": "shop", "policy_kind": "RetryPolicy"}
 
 
 def value(name: str, **labels: str) -> float:
@@ -46,7 +46,7 @@ def test_replays_are_counted_by_phase_without_dry_runs() -> None:
         replay("dry", spec={"mode": "Plan"}, status=failed),
         replay("new"),
     ]
-    with counting(Cache(replays), Cache()):
+    with counting(Cache(replays), {}):
         phases = {
             phase: value("redrive_replays", **POLICY, phase=phase)
             for phase in ("Pending", "Completed", "Failed")
@@ -58,11 +58,24 @@ def test_replays_are_counted_by_phase_without_dry_runs() -> None:
     assert had_failed == datetime.fromisoformat("2026-11-22T12:00:00Z").timestamp()
 
 
+def test_policies_of_two_kinds_with_one_name_have_own_series() -> None:
+    other = {"policyRef": {"kind": "RocketMQRetryPolicy", "name": "orders"}}
+    tables = ctx(rocketmq_policies=[named("RocketMQRetryPolicy", "orders", {})]).policy_caches
+    with counting(Cache([replay("one"), replay("two", spec=other)]), tables):
+        for kind in tables:
+            labels = POLICY | {"policy_kind": kind}
+            assert value("redrive_replays", **labels, phase="Pending") == 1
+            shown = REGISTRY.get_sample_value(
+                "redrive_replay_messages_total", labels | {"outcome": "moved"}
+            )
+            assert shown == 0
+
+
 def test_progress_is_shown_only_of_running_replay() -> None:
     """A new job shows 0; a pending, suspended or finished one shows nothing."""
 
     def progress(**status: object) -> float | None:
-        with counting(Cache([replay("it", status=status)]), Cache()):
+        with counting(Cache([replay("it", status=status)]), {}):
             labels = POLICY | {"replay": "it"}
             return REGISTRY.get_sample_value("redrive_replay_progress_messages", labels)
 
@@ -93,7 +106,7 @@ async def test_failed_replay_shows_time_of_failure(
     context = ctx(replays=[body], applications=[application])
     now = datetime(2026, 11, 22, 12, tzinfo=UTC)
     context = dataclasses.replace(context, kubernetes=api, clock=lambda: now)
-    with counting(context.replays, context.policies):
+    with counting(context.replays, context.policy_caches):
         assert value("redrive_replay_last_failure_timestamp_seconds", **POLICY) == 0
         await reconcile(Key.of(body), context, asyncio.Lock())
         at = value("redrive_replay_last_failure_timestamp_seconds", **POLICY)
@@ -132,7 +145,7 @@ async def test_ended_replay_counts_its_messages_once(state: str, outcome: str) -
 def live(**status: object) -> dict[str, float]:
     """Return the series of a Replay `it` and its policy, without those by phase."""
     body = replay("it", status=status)
-    with counting(Cache([body]), Cache()):
+    with counting(Cache([body]), {}):
         return {
             sample.labels.get("outcome")
             or sample.name.removeprefix("redrive_replay_"): sample.value
@@ -186,13 +199,13 @@ async def test_counters_begin_at_zero_with_the_first_replay() -> None:
         return REGISTRY.get_sample_value("redrive_replay_messages_total", labels)
 
     context = ctx()
-    with counting(context.replays, context.policies):
+    with counting(context.replays, context.policy_caches):
         context.replays.put(replay("dry", spec={"mode": "Plan"}))
         context.replays.put(replay("first", spec={"mode": "Review"}))
         assert moved() is None
         context.replays.put(replay("first", spec={"mode": "Run"}))
         assert moved() == 0
-    with counting(context.replays, context.policies):
+    with counting(context.replays, context.policy_caches):
         assert moved() == 0
 
 
@@ -209,7 +222,7 @@ FORGED: tuple[dict[str, Any], ...] = (
 def test_forged_status_does_not_break_the_scrape() -> None:
     good = {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}
     forged = [replay(f"forged-{n}", status=status) for n, status in enumerate(FORGED)]
-    with counting(Cache([*forged, replay("good", status=good)]), Cache()):
+    with counting(Cache([*forged, replay("good", status=good)]), {}):
         at = value("redrive_replay_last_success_timestamp_seconds", **POLICY)
         completed = value("redrive_replays", **POLICY, phase="Completed")
         failed = REGISTRY.get_sample_value("redrive_replay_last_failure_timestamp_seconds", POLICY)
@@ -266,7 +279,7 @@ async def test_deleted_policy_takes_its_metrics_along() -> None:
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
     context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
-    with counting(context.replays, context.policies):
+    with counting(context.replays, context.policy_caches):
         await reconcile(Key.of(body), context, asyncio.Lock())
         assert "orders" in counted_policies()
         (policy,) = context.policies
