@@ -152,7 +152,7 @@ def _count_by_replay(request: InspectionRequest) -> None:
     """
     cluster = Cluster(request.flags)
     policy = cluster.get(POLICIES, cluster.namespace, request.policy)
-    body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
+    body = manifest(policy, request.select, cluster.user, "Plan", options=_PLAN_OPTIONS)
     created = cluster.create(REPLAYS, body)
     say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
     plan = planned(cluster, created)

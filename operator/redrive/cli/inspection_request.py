@@ -23,15 +23,12 @@ from redrive.cli.develop import DEFAULT_NAMESPACE, NAME_WITHOUT_FILE, is_file, r
 from redrive.cli.documents import ReplayRecord
 from redrive.cli.frame import FILE, ClusterFlags, cluster_options, names_of
 from redrive.cli.policies import history_of
-from redrive.cli.replay import selected, selection_options
+from redrive.cli.replay import policy_reference, selected, selection_options
 from redrive.errors import RedriveError
 from redrive.inspection.reader import InspectedTopic
 from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.spec import Choice
-
-_ROCKETMQ_WORDS = {"rmqpol", "rocketmqretrypolicy", "rocketmqretrypolicies"}
-"""Names of the kind before the name of a policy, as those of kubectl."""
 
 
 @dataclass(frozen=True)
@@ -256,9 +253,8 @@ def inspection_options(function: Callable[..., int | None]) -> Callable[..., Any
         direct = ("is_direct", "service_url", "admin_url", "token_file", "ca_file")
         access = DirectAccess(*(options.pop(option) for option in direct))
         access.check()
-        word, _, rest = policy.partition("/")
-        is_rocketmq = word in _ROCKETMQ_WORDS and bool(rest)
-        kind, policy = (ROCKETMQ_POLICIES, rest) if is_rocketmq else (POLICIES, policy)
+        kind, policy = policy_reference(policy)
+        is_rocketmq = kind is ROCKETMQ_POLICIES
         if is_rocketmq and access.is_direct:
             raise click.UsageError("--direct is for Pulsar; leave it out")
         if name is not None and (is_rocketmq or not is_file(policy)):

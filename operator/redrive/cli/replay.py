@@ -55,7 +55,7 @@ from redrive.cli.replays import (
     run_of,
 )
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY, Resource
+from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY, ROCKETMQ_POLICIES, Resource
 from redrive.policy.values import parse_duration
 
 FOLLOW_FOR = "15m"
@@ -66,6 +66,8 @@ REVIEW_LIFETIME = {"deadline": "1h", "ttlAfterFinished": "1h"}
 """Fields by which a review ends and is deleted, likewise. A confirmation removes them."""
 LATEST_START = timedelta(hours=1)
 """Time in which a Replay must be launched, in the queue of its policy."""
+_ROCKETMQ_WORDS = {"rmqpol", "rocketmqretrypolicy", "rocketmqretrypolicies"}
+"""Names of the kind before the name of a policy, as those of kubectl."""
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
@@ -86,6 +88,12 @@ class TimeOrAge(click.ParamType[str]):
         if instant is None or instant.tzinfo is None:
             self.fail(f"{text!r} is no time; write 2h, or 2026-11-20T10:00:00Z", param, ctx)
         return text
+
+
+def policy_reference(text: str) -> tuple[Resource, str]:
+    """Return the kind and the name of a policy, which is `NAME` or `rmqpol/NAME`."""
+    word, _, name = text.partition("/")
+    return (ROCKETMQ_POLICIES, name) if name and word in _ROCKETMQ_WORDS else (POLICIES, text)
 
 
 def selection_options(
@@ -177,16 +185,22 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
 
     First a plan shows how many messages would be moved. Dead letters that arrive after the plan
     are not moved. What was typed before the question is no answer to it; scripts use --yes.
+
+    POLICY is the name of a RetryPolicy, or rmqpol/NAME for a RocketMQRetryPolicy. For the latter
+    the plan is a Replay of its own, and a second one moves.
     """
-    select = dict(selection(options))
-    mode = "Plan" if options["is_plan"] else "Run" if options["yes"] else "Review"
-    if mode == "Run" and "ids" not in select:
+    select, (kind, policy) = dict(selection(options)), policy_reference(policy)
+    asks = not options["is_plan"] and not options["yes"]
+    mode = "Run" if options["yes"] else "Review" if asks and kind is POLICIES else "Plan"
+    is_fixed = mode == "Run" or (asks and mode == "Plan")
+    if is_fixed and "ids" not in select:
         select.setdefault("until", _after(now()))  # the Replay may wait for others
-    if mode == "Review" and flags.dry_run is None and not sys.stdin.isatty():
+    if asks and flags.dry_run is None and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
     cluster = Cluster(flags)
-    owner = cluster.get(POLICIES, cluster.namespace, policy)
-    body = manifest(owner, select, cluster.user, mode, options)
+    owner = cluster.get(kind, cluster.namespace, policy)
+    manifest_in = partial(manifest, owner, select, cluster.user, options=options, kind=kind)
+    body = manifest_in(mode)
     created = cluster.create(REPLAYS, body, dry_run=flags.dry_run)
     if flags.dry_run is not None:
         flags.show(created, "")
@@ -199,13 +213,13 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
         say(f"replay.redrive.io/{name} created by {cluster.user}, in review")
     plan = planned(cluster, created)
     say("\n".join(pairs(plan_fields(plan))))
-    if phase_of(plan) in ENDED:
+    if phase_of(plan) in ENDED and not (asks and mode == "Plan"):
         return _plan_code(plan)
     if not run_of(plan)["counts"]["left"]:
         _end_plan(cluster, plan)
         return _plan_code(plan)
     try:
-        moving = _confirmed(cluster, plan)
+        moving = _confirmed(cluster, plan, manifest_in("Run") if mode == "Plan" else None)
     except (KeyboardInterrupt, SystemExit, click.Abort):
         _end_plan(cluster, plan)
         raise
@@ -244,12 +258,18 @@ def _attached(cluster: Cluster, flags: WriteFlags, body: Body, options: dict[str
     return attach(cluster, flags, body, timeout=options["timeout"], output=flags.output)
 
 
-def _confirmed(cluster: Cluster, review: Body) -> Body | None:
-    """Ask whether to move what a review has shown; return the confirmed Replay."""
+def _confirmed(cluster: Cluster, review: Body, run: Body | None = None) -> Body | None:
+    """Ask whether to move what a review has shown; return the confirmed Replay.
+
+    With *run*, *review* is a plan, and a confirmation creates that Replay instead.
+    """
     place = f"Context {cluster.context}, namespace {cluster.namespace}."
     count = run_of(review)["counts"]["left"]
     if not confirmed(f"{place} Move these {count} messages?", yes=False):
         return None
+    if run is not None:
+        _end_plan(cluster, review)
+        return cluster.create(REPLAYS, run)
     spec = {**dict.fromkeys(REVIEW_LIFETIME), "mode": "Run"}
     return cluster.patch(REPLAYS, review, {"spec": spec})
 
@@ -260,13 +280,22 @@ def _after(instant: datetime) -> str:
     return f"{end.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
-def manifest(policy: Body, select: Body, user: str, mode: str, options: dict[str, Any]) -> Body:
-    """Return the Replay that moves the selected messages; the policy owns it."""
+def manifest(  # noqa: PLR0913  parts of one object
+    policy: Body,
+    select: Body,
+    user: str,
+    mode: str,
+    *,
+    options: dict[str, Any],
+    kind: Resource = POLICIES,
+) -> Body:
+    """Return the Replay that moves the selected messages; the policy of *kind* owns it."""
     metadata, target = policy["metadata"], options["target"]
     is_topic = target not in {"Retry", "Source"}
-    rate = options["rate"]
+    rate, has_outcome = options["rate"], kind is POLICIES and not is_topic
+    reference = {} if kind is POLICIES else {"kind": kind.kind}
     spec = {
-        "policyRef": {"name": metadata["name"]},
+        "policyRef": {"name": metadata["name"], **reference},
         "mode": None if mode == "Run" else mode,
         "select": select or None,
         "target": {"type": "Topic", "topic": target} if is_topic else {"type": target},
@@ -274,12 +303,12 @@ def manifest(policy: Body, select: Body, user: str, mode: str, options: dict[str
         "maxReplays": options["max_replays"],
         "rateLimit": None if rate is None else {"messages": rate, "per": "1s"},
         "confirmations": list(options["confirmations"]) or None,
-        "followFor": None if is_topic or mode == "Plan" else FOLLOW_FOR,
+        "followFor": FOLLOW_FOR if has_outcome and mode != "Plan" else None,
         "reason": options["reason"],
         "ticket": options["ticket"],
         **_LIFETIMES.get(mode, {}),
     }
-    return object_of(REPLAYS, policy, user, spec)
+    return object_of(REPLAYS, policy, user, spec, kind)
 
 
 def object_of(

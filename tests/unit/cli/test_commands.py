@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from redrive.api import Body
 from redrive.api.replay import Confirmation
 from redrive.cli import output, replays
 from redrive.cli import replay as replay_command
@@ -23,6 +24,7 @@ from redrive.cli.output import Live, TableColumn, age, clean, local_time, table,
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
 from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
+from redrive.kube.resources import ROCKETMQ_POLICIES, Resource
 
 CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
 
@@ -63,6 +65,54 @@ def test_replay_without_valid_selection_exits_with_2(
     captured = capsys.readouterr()
     assert problem in captured.err
     assert captured.out == ""
+
+
+class PlanningCluster:
+    """A cluster with a RocketMQRetryPolicy, whose plans have three messages."""
+
+    context, namespace, user = "shop", "shop", "jan"
+
+    def __init__(self, _: ClusterFlags) -> None:
+        self.created: list[Body] = []
+        self.deleted: list[Body] = []
+
+    def get(self, kind: Resource, namespace: str, name: str) -> Body:
+        assert kind is ROCKETMQ_POLICIES
+        return {"metadata": {"namespace": namespace, "name": name, "uid": "u"}}
+
+    def create(self, _: Resource, body: Body, *, dry_run: str | None = None) -> Body:
+        assert dry_run is None
+        name = f"orders-{len(self.created)}"
+        run = {"counts": {"left": 3, "scanned": 3, "matched": 3}}
+        status = {"phase": "Completed", "run": run}
+        self.created.append({**body, "metadata": {"name": name}, "status": status})
+        return self.created[-1]
+
+    def delete(self, _: Resource, body: Body) -> None:
+        self.deleted.append(body)
+
+
+def test_replay_of_rocketmq_moves_by_a_second_replay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = PlanningCluster(ClusterFlags())
+    answers = [False, True]
+    monkeypatch.setattr(replay_command, "Cluster", lambda _: cluster)
+    monkeypatch.setattr(replay_command, "planned", lambda _, plan: plan)
+    monkeypatch.setattr(replay_command, "confirmed", lambda *_, **__: answers.pop(0))
+    monkeypatch.setattr(replay_command, "attach", lambda *_, **__: 0)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    arguments = ["replay", "rmqpol/orders", "--all", "--target", "Source"]
+    assert main(arguments) == 1
+    assert "nothing was moved" in capsys.readouterr().err
+    assert main(arguments) == 0
+    refused, plan, run = cluster.created
+    assert cluster.deleted == [refused, plan]
+    assert plan["spec"]["mode"] == "Plan"
+    assert "mode" not in run["spec"]
+    assert run["spec"]["select"] == plan["spec"]["select"]
+    assert run["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
+    assert "followFor" not in run["spec"]
 
 
 def test_replay_offers_all_confirmations_of_the_api() -> None:
