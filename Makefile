@@ -92,8 +92,8 @@ dist: ## Build the files of a release into dist/: wheel, source, chart, install.
 site: ## Build the documentation as a website into dist/site, with warnings as errors
 	$(python) -m release.site dist/site
 
-demo: ## Show it: from kubectl apply to a replayed message
-	$(python) -m sandbox.demo
+demo: ## Show it: from kubectl apply to a replayed message. With RocketMQ: make demo DEMO=rocketmq
+	$(python) -m sandbox.demo $(DEMO)
 
 sandbox: ## Start a sandbox, leave it running, print how to use it
 	@$(python) -m sandbox up
@@ -114,3 +114,4 @@ lock: ## Pin the newest dependencies that pyproject.toml allows, of images too
 	  --constraint requirements.lock --output-file images/build.lock
 	printf 'zensical\n' | $(python) -m uv pip compile - $(lock_options) --output-file release/site.lock
 	printf 'moto[s3]\nflask\nflask-cors\n' | $(python) -m uv pip compile - $(lock_options) --output-file sandbox/locks/moto.lock
+	printf 'rocketmq-python-client\n' | $(python) -m uv pip compile - $(lock_options) --output-file sandbox/locks/rocketmq-client.lock

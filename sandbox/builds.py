@@ -55,7 +55,7 @@ def rocketmq() -> Path:
     key = hashlib.sha256(versions.ROCKETMQ_LOCK.read_bytes()).hexdigest()[:12]
     name, doing = (
         f"rocketmq-{versions.ROCKETMQ}-{key}",
-        f"fetch RocketMQ {versions.ROCKETMQ} (94 MB)",
+        f"fetch RocketMQ {versions.ROCKETMQ} (104 MB)",
     )
 
     def fetch(target: Path) -> None:

@@ -28,7 +28,9 @@ PULSARS = (PULSAR, *PULSAR_LOCKS)
 
 ROCKETMQ = "5.5.0"
 ROCKETMQ_LOCK = HERE / "locks" / f"rocketmq-{ROCKETMQ}.lock"
-"""The jars of name server and broker, with their digests."""
+"""The jars of name server, broker and proxy, with their digests."""
+ROCKETMQ_CLIENT_LOCK = HERE / "locks" / "rocketmq-client.lock"
+"""The gRPC client of RocketMQ for Python, with its dependencies."""
 
 # The Java releases that both Pulsar 4.0 and Spark 4.3 support.
 JAVA_OLDEST, JAVA_NEWEST = 17, 21

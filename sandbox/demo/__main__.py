@@ -1,4 +1,4 @@
-"""``python -m sandbox.demo``, called by ``make demo``.
+"""``python -m sandbox.demo [BROKER]``, called by ``make demo``.
 
 The exit status is 0 if the account balances, and 1 if it does not or a step failed.
 """
@@ -11,17 +11,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sandbox import installation
+from sandbox import installation, rocketmq
 from sandbox.demo import screen
 from sandbox.demo.account import Account
 from sandbox.demo.orders import Logs
+from sandbox.demo.rocketmq import RocketMQStory
 from sandbox.demo.story import Story
 from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
+from sandbox.steps import step
 
+_EXAMPLES = {"pulsar": Story.EXAMPLE, "rocketmq": RocketMQStory.EXAMPLE}
+_ORDERS = {"pulsar": 1_000, "rocketmq": 50}
 _NEXT = """
 Where to look next:
-  examples/01-first-policy   the manifests and programs of this demo
+  examples/{example:16}  the manifests and programs of this demo
   make sandbox               the same components, left running for you
   README.md                  a quick start for your own cluster"""
 
@@ -29,7 +33,8 @@ Where to look next:
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo, or repeat the account of an earlier run; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.demo")
-    parser.add_argument("--orders", type=int, default=1_000, help="default: %(default)s")
+    parser.add_argument("broker", nargs="?", choices=list(_EXAMPLES), default="pulsar")
+    parser.add_argument("--orders", type=int, help=f"default: {_ORDERS}")
     parser.add_argument(
         "--account",
         type=Path,
@@ -41,10 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _close(Logs(options.account).account())
     state = Path(tempfile.mkdtemp(prefix="redrive-demo-")) / "sandbox"
     try:
-        screen.heading("1. A sandbox: Pulsar, a Kubernetes API server, redrive")
+        screen.heading(f"1. A sandbox: {options.broker}, a Kubernetes API server, redrive")
         with Sandbox.start(state) as sandbox:
             installation.install(sandbox)
-            account = Story(sandbox, options.orders).play()
+            account = story_of(sandbox, options.broker, options.orders).play()
     except SandboxError as error:
         screen.console.print(f"error: {error}", style="red", markup=False)
         screen.console.print(f"Logs: {state / 'logs'}")
@@ -52,8 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
     for data in ("kubernetes", "pulsar", "tokens"):
         shutil.rmtree(state / data)
     status = _close(account)
-    screen.output(f"{_NEXT}\n\nThe logs of this run are in {state}")
+    screen.output(_NEXT.format(example=_EXAMPLES[options.broker]))
+    screen.output(f"\nThe logs of this run are in {state}")
     return status
+
+
+def story_of(sandbox: Sandbox, broker: str, orders: int | None = None) -> Story | RocketMQStory:
+    """Return the demo of a broker; start RocketMQ, which a sandbox does not have."""
+    count = orders or _ORDERS[broker]
+    if broker == "pulsar":
+        return Story(sandbox, count)
+    with step("start RocketMQ"):
+        cluster = rocketmq.start(sandbox.state, sandbox.processes)
+        proxy = rocketmq.start_proxy(cluster, sandbox.processes)
+    return RocketMQStory(sandbox, count, cluster, proxy)
 
 
 def _close(account: Account) -> int:

@@ -1,15 +1,16 @@
 """The places of the orders, from the logs of the two programs and from the broker.
 
-Called by `story`, for its progress and for the account at its end. This module does not use
+Called by the stories, for their progress and for the account at the end. This module does not use
 redrive: the account must not depend on the product that it checks.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pulsar
@@ -52,6 +53,20 @@ class Logs:
     def outcomes(self) -> Counter[str]:
         """Count the handlings by outcome: `done`, or the name of the error."""
         return Counter(handling["outcome"] for handling in self._handlings())
+
+    def gaps(self) -> dict[str, list[float]]:
+        """Return the seconds between the handlings of each order that was handled repeatedly.
+
+        The handler must log its time.
+        """
+        times = defaultdict(list)
+        for handling in self._handlings():
+            times[handling["id"]].append(float(handling["time"]))
+        return {
+            order: [later - earlier for earlier, later in pairwise(at)]
+            for order, at in times.items()
+            if len(at) > 1
+        }
 
     def account(self) -> Account:
         """Return the account of the three lists."""

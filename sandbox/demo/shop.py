@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from sandbox import CHECKOUT
+from sandbox.demo.stage import NAMESPACE
 from sandbox.sandbox import Sandbox
 
 EXAMPLE = CHECKOUT / "examples" / "01-first-policy"
-NAMESPACE = "shop"
 TOPIC = "shop/prod/orders"
 SUBSCRIPTION = "fulfilment"
 PARTITIONS = 3

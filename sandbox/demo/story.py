@@ -7,43 +7,25 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from time import gmtime, monotonic, sleep, strftime
+from typing import ClassVar
 
 import jwt
 
 from sandbox import chart
 from sandbox.demo import orders, screen, shop
 from sandbox.demo.account import Account
+from sandbox.demo.stage import NAMESPACE, TIMEOUT_SECONDS, Stage
 from sandbox.errors import SandboxError
-from sandbox.sandbox import Sandbox
 
 RETRY_TOPIC, DEAD_LETTER_TOPIC = f"{shop.TOPIC}-fulfilment-RETRY", f"{shop.TOPIC}-fulfilment-DLQ"
-_TIMEOUT_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Story:
-    """One run of the demo.
+class Story(Stage):
+    """One run of the demo of Pulsar."""
 
-    Attributes:
-        sandbox: redrive runs in it, without a shop yet.
-        count: the number of orders to send.
-    """
-
-    sandbox: Sandbox
-    count: int
-
-    @property
-    def logs(self) -> orders.Logs:
-        """The logs of the two programs."""
-        return orders.Logs(self.sandbox.state)
-
-    @property
-    def _warehouse(self) -> Path:
-        return self.sandbox.state / "warehouse.up"
+    EXAMPLE: ClassVar[str] = shop.EXAMPLE.name
 
     def play(self) -> Account:
         """Run all steps and return the account of the orders.
@@ -63,24 +45,19 @@ class Story:
             "2. A policy is applied: retries after 1, 2 and 4 seconds, then dead letters"
         )
         shop.open_shop(self.sandbox)
-        chart.prepare_replays(self.sandbox.cluster, shop.NAMESPACE)
+        chart.prepare_replays(self.sandbox.cluster, NAMESPACE)
         for name in ("1-connection.yaml", "2-policy.yaml"):
-            self._apply(name)
-        self._kubectl(
-            "wait",
-            "--for=condition=Ready",
-            "rpol/orders-fulfilment",
-            f"--timeout={_TIMEOUT_SECONDS:.0f}s",
-        )
-        screen.output(self._kubectl("get", "bconn,rpol"))
+            self.apply(name)
+        self.wait("condition=Ready", "rpol/orders-fulfilment")
+        screen.output(self.kubectl("get", "bconn,rpol"))
         self._show_topology()
 
     def fail(self) -> None:
         """Send the orders while the warehouse is down."""
         screen.heading(f"3. {self.count} orders, while the warehouse is down")
-        shop.start_consumer(self.sandbox, log=self.logs.handled, warehouse=self._warehouse)
+        shop.start_consumer(self.sandbox, log=self.logs.handled, warehouse=self.warehouse)
         shop.start_producer(self.sandbox, log=self.logs.produced, orders=self.count)
-        self._watch(
+        self.watch(
             "each order is processed or a dead letter",
             lambda counts: counts.produced == self.count and counts.settled,
         )
@@ -88,37 +65,31 @@ class Story:
     def replay(self) -> None:
         """Bring the warehouse back and replay the dead letters of its outage."""
         screen.heading("4. The warehouse is back: its dead letters are replayed")
-        self._warehouse.touch()
-        self._apply("3-replay.yaml")
-        self._kubectl(
-            "wait", "--for=jsonpath={.status.sparkApplication}", "replay/after-the-outage",
-            f"--timeout={_TIMEOUT_SECONDS:.0f}s",
-        )  # fmt: skip
+        self.warehouse.touch()
+        self.apply("3-replay.yaml")
+        self.wait("jsonpath={.status.sparkApplication}", "replay/after-the-outage")
         screen.console.print(f"the job's token is of the role [bold]{self._replay_role()}[/]")
-        self._watch(
+        self.watch(
             "the replayed orders are processed",
             # Counted after the Replay is completed: earlier counts may be settled, too.
-            lambda _: self._has_replayed("after-the-outage") and self._counts().settled,
+            lambda _: self.has_replayed("after-the-outage") and self.counts().settled,
         )
         self._refresh_backlog()
-        screen.output(self._kubectl("get", "rpol,replay"))
+        screen.output(self.kubectl("get", "rpol,replay"))
 
     def replay_by_a_job(self) -> None:
         """Replay dead letters by a Job, without Spark; they die again."""
         screen.heading("5. Two malformed orders are replayed by a Job, without Spark")
-        before, begun = self._counts().dead, monotonic()
-        self._apply("5-replay-by-a-job.yaml")
-        self._kubectl(
-            "wait", "--for=jsonpath={.status.completionTime}", "replay/by-a-job",
-            f"--timeout={_TIMEOUT_SECONDS:.0f}s",
-        )  # fmt: skip
+        before, begun = self.counts().dead, monotonic()
+        self.apply("5-replay-by-a-job.yaml")
+        self.wait("jsonpath={.status.completionTime}", "replay/by-a-job")
         screen.console.print(f"completed {monotonic() - begun:.1f} s after it was created")
-        self._watch(
+        self.watch(
             "they are dead letters again",
-            lambda counts: self._has_replayed("by-a-job") and counts.dead == before,
+            lambda counts: self.has_replayed("by-a-job") and counts.dead == before,
         )
         self._refresh_backlog()
-        screen.output(self._kubectl("get", "rpol,replay,job"))
+        screen.output(self.kubectl("get", "rpol,replay,job"))
 
     def settle(self) -> Account:
         """Stop the consumer and return the account."""
@@ -141,17 +112,8 @@ class Story:
                 + "; ".join(f"{role}: {', '.join(sorted(may))}" for role, may in rights)
             )
 
-    def _watch(self, goal: str, until: screen.Condition) -> None:
-        if not screen.watch(self._counts, until, seconds=_TIMEOUT_SECONDS):
-            raise SandboxError(
-                f"it took more than {_TIMEOUT_SECONDS:.0f} s until {goal}",
-                got=str(self._counts()),
-                remedy=f"see the logs in {self.sandbox.state / 'logs'}",
-            )
-
-    def _counts(self) -> screen.Counts:
-        for program in ("consumer", "producer"):
-            self._check_alive(program)
+    def counts(self) -> screen.Counts:
+        """Count the orders by place."""
         return screen.Counts(
             produced=self.logs.count_produced(),
             outcomes=self.logs.outcomes(),
@@ -159,45 +121,25 @@ class Story:
             dead=shop.backlog(self.sandbox, DEAD_LETTER_TOPIC, "redrive"),
         )
 
-    def _check_alive(self, program: str) -> None:
-        finished = program == "producer" and self.logs.count_produced() == self.count
-        if not finished and not self.sandbox.processes.alive(program):
-            raise SandboxError(
-                f"the {program} ended early",
-                remedy=f"see {self.sandbox.processes.log(program)}",
-            )
+    def manifest(self, name: str) -> str:
+        """Return a manifest of the example with the addresses of this sandbox."""
+        return shop.manifest(self.sandbox, name)
 
     def _refresh_backlog(self) -> None:
         """Request a new reading of the policy's backlog, and wait until its status shows it."""
         policy, now = "rpol/orders-fulfilment", strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
         requested = f"redrive.io/reconcile-requested-at={now}"
-        self._kubectl("annotate", "--overwrite", policy, requested)
-        deadline = monotonic() + _TIMEOUT_SECONDS
+        self.kubectl("annotate", "--overwrite", policy, requested)
+        deadline = monotonic() + TIMEOUT_SECONDS
         path = "jsonpath={.status.backlog.observedTime}"
-        while (observed := self._kubectl("get", policy, "-o", path)) < now:
+        while (observed := self.kubectl("get", policy, "-o", path)) < now:
             if monotonic() > deadline:
                 raise SandboxError(
-                    f"it took more than {_TIMEOUT_SECONDS:.0f} s to read the policy's backlog",
+                    f"it took more than {TIMEOUT_SECONDS:.0f} s to read the policy's backlog",
                     got=f"status.backlog.observedTime: {observed}",
                     remedy=f"see the logs in {self.sandbox.state / 'logs'}",
                 )
             sleep(_POLL_SECONDS)
-
-    def _has_replayed(self, name: str) -> bool:
-        """Return True if a Replay is complete.
-
-        Raises:
-            SandboxError: it has failed.
-        """
-        true = 'jsonpath={.status.conditions[?(@.status=="True")].type}'
-        conditions = self._kubectl("get", f"replay/{name}", "-o", true).split()
-        if "Failed" in conditions:
-            raise SandboxError(
-                "the replay failed",
-                got=self._kubectl("get", f"replay/{name}", "-o", "jsonpath={.status}"),
-                remedy=f"see the logs in {self.sandbox.state / 'logs'}",
-            )
-        return "Complete" in conditions
 
     def _replay_role(self) -> str:
         """Return the role of the token that the SparkApplication mounts.
@@ -205,10 +147,10 @@ class Story:
         Raises:
             SandboxError: it mounts another token than the replay role's.
         """
-        name = self._kubectl(
+        name = self.kubectl(
             "get", "replay/after-the-outage", "-o", "jsonpath={.status.sparkApplication}"
         )
-        application = self._kubectl(
+        application = self.kubectl(
             "get", f"sparkapplications.sparkoperator.k8s.io/{name}", "-o", "json"
         )
         roles = {
@@ -227,13 +169,6 @@ class Story:
         return shop.REPLAYER
 
     def _role_of(self, secret: str, key: str) -> str:
-        data = self._kubectl("get", f"secret/{secret}", "-o", f"jsonpath={{.data.{key}}}")
+        data = self.kubectl("get", f"secret/{secret}", "-o", f"jsonpath={{.data.{key}}}")
         claims = jwt.decode(base64.b64decode(data), options={"verify_signature": False})
         return str(claims["sub"])
-
-    def _apply(self, name: str) -> None:
-        screen.console.print(f"kubectl apply -f examples/01-first-policy/{name}")
-        self._kubectl("apply", "-f", "-", text=shop.manifest(self.sandbox, name))
-
-    def _kubectl(self, *args: str, text: str | None = None) -> str:
-        return self.sandbox.cluster.kubectl("-n", shop.NAMESPACE, *args, input=text)

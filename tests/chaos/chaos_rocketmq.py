@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.rocketmq import RocketMQAdmin, RocketMQSession
+from redrive.admin.rocketmq import RocketMQSession
 from redrive.api.conditions import reason
 from redrive.errors import Requeue
 from sandbox import rocketmq
@@ -37,8 +36,7 @@ async def test_masters_and_name_server_that_fail_are_provisioned_later(
     tmp_path: Path, processes: Processes
 ) -> None:
     cluster = rocketmq.start(tmp_path, processes, MASTERS)
-    access = Access(signing_key=(rocketmq.ADMIN, cluster.secret))
-    admin = RocketMQAdmin([cluster.name_server], access)
+    admin = cluster.admin
     policy = RocketMQPolicy(admin, maxRetries=3)
     async with admin.session() as session:
         first, second = await session.masters()

@@ -20,7 +20,8 @@ import pulsar
 import pytest
 
 from redrive.policy.envelope import CAUSE_TYPE
-from sandbox.demo.shop import NAMESPACE, REPLAYER
+from sandbox.demo.shop import REPLAYER
+from sandbox.demo.stage import NAMESPACE
 from sandbox.demo.story import DEAD_LETTER_TOPIC, RETRY_TOPIC, Story
 from sandbox.errors import SandboxError
 from sandbox.process import Processes

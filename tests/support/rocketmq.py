@@ -1,53 +1,19 @@
-"""Calls to RocketMQ that only tests make: messages and users."""
+"""Calls to RocketMQ that only tests make: messages and consumers."""
 
 from __future__ import annotations
 
 import io
 import json
-import secrets
 import struct
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from redrive.admin.errors import BrokerFailedError
-from redrive.admin.rocketmq import Master, RocketMQReply, RocketMQSession
+from redrive.admin.rocketmq import Master, RocketMQSession
+from sandbox.rocketmq import call
 
-_PULL, _HEARTBEAT, _SEND_BACK, _SEND, _PUT_USER, _PUT_ACL = 11, 34, 36, 310, 3001, 3006
-
-
-async def call(
-    session: RocketMQSession,
-    master: Master,
-    code: int,
-    body: bytes = b"",
-    **fields: Any,  # noqa: ANN401  values of any type are written as text
-) -> RocketMQReply:
-    """Send a call that redrive does not make."""
-    return await session._call(master, cast("Any", code), "test", body, **fields)  # noqa: SLF001
-
-
-async def create_user(
-    session: RocketMQSession, master: Master, name: str, kind: str = "Normal"
-) -> str:
-    """Create a user, without rights unless it is a `Super` user, and return its secret key."""
-    secret = secrets.token_hex(16)
-    user = {"username": name, "password": secret, "userType": kind, "userStatus": "enable"}
-    await call(session, master, _PUT_USER, json.dumps(user).encode(), username=name)
-    return secret
-
-
-async def allow(
-    session: RocketMQSession, master: Master, user: str, rights: Mapping[str, list[str]]
-) -> None:
-    """Give a user rights: actions by resource, such as `Topic:orders`."""
-    entries = [
-        {"resource": resource, "actions": actions, "decision": "Allow"}
-        for resource, actions in rights.items()
-    ]
-    subject = f"User:{user}"
-    acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
-    await call(session, master, _PUT_ACL, json.dumps(acl).encode(), subject=subject)
+_PULL, _HEARTBEAT, _SEND_BACK, _SEND = 11, 34, 36, 310
 
 
 async def send(

@@ -27,8 +27,8 @@ from redrive.inspection.rocketmq import DeadLetterQueues
 from redrive.reading.queues import parse_stored
 from redrive.replay.spec import Choice
 from sandbox import versions
-from sandbox.rocketmq import ADMIN, RocketMQ
-from tests.support.rocketmq import allow, call, consume, create_user, pull, send, send_back
+from sandbox.rocketmq import ADMIN, RocketMQ, allow, call, create_user
+from tests.support.rocketmq import consume, pull, send, send_back
 
 pytestmark = pytest.mark.xdist_group("rocketmq")
 

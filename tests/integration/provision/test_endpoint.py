@@ -82,7 +82,7 @@ def test_forged_replay_status_breaks_no_scrape_and_is_replaced(
     objects = shop.cluster.objects
     objects.patch("replay", "forged", {"status": forged}, shop.namespace, "status")
     assert shop.get("replay", "forged")["status"].items() >= forged.items()
-    labels = f'phase="Completed",policy="random",policy_kind="RetryPolicy",'
+    labels = 'phase="Completed",policy="random",policy_kind="RetryPolicy",'
     labels += f'policy_namespace="{shop.namespace}"'
     ended = f"redrive_replays{{{labels}}} 1.0"
     deadline = time.monotonic() + SECONDS

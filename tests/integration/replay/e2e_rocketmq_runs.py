@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.errors import BrokerUnreachableError
-from redrive.admin.rocketmq import Master, RocketMQAdmin, RocketMQSession
+from redrive.admin.rocketmq import Master, RocketMQSession
 from redrive.api.crds import crds
 from redrive.api.replay_status import ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages
@@ -27,10 +26,9 @@ from redrive.replay.spec import QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
-from sandbox.rocketmq import ADMIN, RocketMQ
+from sandbox.rocketmq import RocketMQ, allow, create_user
 from tests.support.local_runs import driver_process
 from tests.support.namespaces import new_namespace
-from tests.support.rocketmq import allow, create_user
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -157,11 +155,10 @@ WHOLE = [DEAD_LETTERS, DEAD_LETTERS, 0, 0, 0]
 
 @pytest.fixture
 async def shop(api: Cluster, broker: RocketMQ, tmp_path: Path) -> AsyncIterator[Shop]:
-    access = Access(signing_key=(ADMIN, broker.secret))
     with new_namespace(api) as namespace:
         chart.prepare_replays(api, namespace)
         account = api.service_account_kubeconfig(namespace, "redrive-job")
-        async with RocketMQAdmin([broker.name_server], access).session() as session:
+        async with broker.admin.session() as session:
             made = Shop(api, namespace, session, {"KUBECONFIG": str(account)})
             await made.prepare(broker, tmp_path)
             yield made
