@@ -129,6 +129,7 @@ def check_references(
     for group in groups:
         yield from _check_connection_name(group.manifest, group.spec.connection_ref, connections)
         yield from _check_group(group, labels)
+    yield from _check_group_rivals(groups)
     yield from _check_consents([*claims, *groups], secrets)
     for manifest in _of_kind(manifests, "Replay"):
         replay = parse_spec(ReplaySpec, manifest.body)
@@ -437,6 +438,19 @@ def _check_group(group: _Group, labels: Labels) -> Iterator[Finding]:
         error = refused
     if error is not None:
         yield finding_at(group.manifest, LintRule.of(error), path, str(error))
+
+
+def _check_group_rivals(groups: Sequence[_Group]) -> Iterator[Finding]:
+    """Yield each policy of a group that an earlier policy of the same connection manages."""
+    owners: dict[tuple[Key, str], _Group] = {}
+    for group in groups:
+        owner = owners.setdefault((group.through, group.spec.group), group)
+        if owner.key != group.key:
+            error = checks.contested_group(group.spec.group, owner.key, group.key.namespace)
+            related = owner.manifest, _GROUP
+            yield finding_at(
+                group.manifest, LintRule.of(error), _GROUP, str(error), related=related
+            )
 
 
 def _check_consents(

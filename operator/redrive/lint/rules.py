@@ -62,7 +62,8 @@ class LintRule(enum.Enum):
     ROLE_NOT_ALLOWED = ERROR, "The connection does not allow a role of the policy."
     DELETION_NOT_ALLOWED = ERROR, "The connection does not allow to delete the topics or the group."
     LIMIT_EXCEEDED = ERROR, "The policy exceeds a limit of its connection."
-    RESOURCE_CONFLICT = ERROR, "Two policies are for the same subscription of the same topic."
+    RESOURCE_CONFLICT = (ERROR,
+        "Two policies are for the same subscription of the same topic, or for one group.")
     CONFIG_MAP_NOT_OURS = ERROR, "Two policies of a namespace have one ConfigMap."
     NAME_COLLISION = ERROR, "Two policies need a topic of the same name."
     CHAINED_POLICY = ERROR, "The source topic is a retry or dead-letter topic of another policy."

@@ -22,7 +22,13 @@ from redrive.errors import (
     OwnerConflictError,
     RedriveError,
 )
-from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, Key, is_owned_by
+from redrive.kube.resources import (
+    ROCKETMQ_POLICIES,
+    TAKE_OVER_FROM,
+    TOPIC_OWNER,
+    Key,
+    is_owned_by,
+)
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.actions import Refused
@@ -184,6 +190,18 @@ def _too_many_partitions(subject: str, count: int, request: Request) -> RedriveE
         got=count,
         remedy="set retry.partitions or deadLetter.partitions to fewer, or raise limits.partitions "
         "in a rule of the connection's spec.allow",
+    )
+
+
+def contested_group(group: str, rival: Key, namespace: str) -> ContestedError:
+    """Return the error of a policy of a group that *rival*, another policy, manages."""
+    return ContestedError(
+        f"another policy manages group {group}",
+        rival=rival,
+        namespace=namespace,
+        remedy="delete one of the two",
+        reason=Reason.RESOURCE_CONFLICT,
+        kind=ROCKETMQ_POLICIES.kind,
     )
 
 

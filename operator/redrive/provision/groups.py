@@ -19,13 +19,13 @@ from redrive.api.conditions import STALLED, StatusWarning
 from redrive.api.retrypolicy import ManagementPolicy, Ordering
 from redrive.api.rocketmq import ClientKind, RocketMQCluster, RocketMQRetryPolicySpec
 from redrive.errors import RedriveError
-from redrive.kube import resources
 from redrive.kube.cache import Turn
 from redrive.kube.connections import connection_of, spec_at
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
-from redrive.provision.request import ContestedError, is_proven
+from redrive.provision.checks import contested_group
+from redrive.provision.request import is_proven
 from redrive.reasons import Reason
 
 _CUSTOMIZED = "CUSTOMIZED"
@@ -230,14 +230,7 @@ class GroupClaims:
         for key in rivals - {own}:
             other = self._ctx.rocketmq_policies.get(key)
             if other is not None and _rank(other) < rank:
-                raise ContestedError(
-                    f"another policy manages group {_group_of(body)}",
-                    rival=key,
-                    namespace=own.namespace,
-                    remedy="delete one of the two",
-                    reason=Reason.RESOURCE_CONFLICT,
-                    kind=resources.ROCKETMQ_POLICIES.kind,
-                )
+                raise contested_group(_group_of(body), key, own.namespace)
 
     def holders(self, body: Body) -> tuple[Body, ...]:
         """Return the other policies that hold the group of *body* at its cluster."""
