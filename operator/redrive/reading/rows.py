@@ -27,6 +27,8 @@ from redrive.reading.stored import MessagePlace, ReadMessage
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
+MAX_VALUE = 16 * 2**20
+"""Largest value in bytes that is passed to Spark, where a condition copies it several times."""
 LONGEST_NUMBER = 2**63 - 1
 """The largest number of a column of Spark. Times and versions of messages are any 64 bits."""
 _PARTITION_OF_ID = re.compile(r"\d+:\d+:(\d{1,6})(?::-?\d+)?")
@@ -221,7 +223,9 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
         "key": _RowColumn("STRING", pa.string(), lambda row: row.key),
         "ordering_key": _RowColumn("STRING", pa.string(), lambda row: row.ordering_key),
         "follows": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.follows),
-        "value": _RowColumn("BINARY", pa.binary(), lambda row: row.value),
+        "value": _RowColumn(
+            "BINARY", pa.binary(), lambda row: row.value if row.size <= MAX_VALUE else None
+        ),
         "size": _RowColumn("BIGINT", pa.int64(), lambda row: row.size),
         "properties": _RowColumn(
             "MAP<STRING, STRING>",

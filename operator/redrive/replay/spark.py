@@ -186,10 +186,14 @@ def selected_rows(spark: SparkSession, where: str, groups: Sequence[Sequence[Sca
 def evaluated(messages: DataFrame, where: str, columns: Sequence[str]) -> DataFrame:
     """Return *columns* of messages, with `selected` and `evaluated`.
 
-    If *where* cannot be computed for a message, both are false, and the query does not fail.
+    If *where* cannot be computed for a message, or reads a value that is too large, both are false,
+    and the query does not fail.
     """
     condition = sql.expr(selection.to_sql(where))
     attempt = _attempted(messages.sparkSession, sql.struct(condition.alias("selected")))
+    if "value" in selection.columns(where):
+        is_whole = (sql.col("size") <= rows.MAX_VALUE) & ~sql.col("oversized")
+        attempt = sql.when(is_whole, attempt)
     return messages.select(*columns, attempt.alias("attempt")).select(
         *columns,
         sql.coalesce("attempt.selected", sql.lit(False)).alias("selected"),  # noqa: FBT003

@@ -222,6 +222,21 @@ def test_any_payload_is_evaluated(spark: SparkSession) -> None:
     assert all(row.evaluated for row in selected)
 
 
+def test_condition_reads_no_value_that_is_too_large(spark: SparkSession) -> None:
+    """A copy of it would not fit into the memory of a small pod."""
+    sizes = [rows.MAX_VALUE, rows.MAX_VALUE + 1]
+    letters = [dead_letter(at, {}, value=b"x" * size) for at, size in enumerate(sizes)]
+    letters.append(dead_letter(2, {}, value=b"", oversized=True))
+    large = evaluate(spark, "value is not null", letters)
+    assert [(row.selected, row.evaluated) for row in large] == [
+        (True, True), (False, False), (False, False)
+    ]  # fmt: skip
+    by_size = evaluate(spark, f"size > {rows.MAX_VALUE}", letters)
+    assert [(row.selected, row.evaluated) for row in by_size] == [
+        (False, True), (True, True), (False, True)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("time", [0, 253_402_300_800_000, 2**63 // 1_000, 2**63 - 1, UINT64])
 def test_any_time_is_compared(spark: SparkSession, time: int) -> None:
     late = dead_letter(0, {}, publish_time=time, event_time=time or None)
