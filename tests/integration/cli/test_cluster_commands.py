@@ -113,6 +113,10 @@ def test_keys_show_the_message_that_blocks_them(shop: Shop) -> None:
     free = f"redrive dead-letter orders --origin 4802:11:1 -n {shop.name}"
     assert lines[3:] == [f"Dead-letter one, which frees its key: {free}"]
     assert "keeps no order" in shop.run("keys", "quiet")
+    ordered = {"subscriptionType": "KeyShared", "ordering": "PerKey"}
+    shop.put(POLICIES, "ledger", {}, **ordered, deadLetter={"sequenced": True})
+    assert f": redrive causes ledger -o wide -n {shop.name}\n" in shop.run("keys", "ledger")
+    shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "ledger"))
 
 
 def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
