@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from redrive.api.replay import ReplaySpec
 from redrive.reading import broker
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover, sending
+from redrive.replay.controller.admission import choice_of
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local, PlannedRange, Scan
 from redrive.replay.outcome import Key, RangeResult
 from redrive.replay.sending import Sender
-from redrive.replay.spec import Choice
+from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support.local_runs import (
     Notes,
@@ -97,8 +99,10 @@ def test_message_perhaps_stored_and_trimmed_is_refused(
     assert (account.matched, account.moved, account.refused) == (10, 0, 10)
     assert {refusal.cause for refusal in account.refusals} == {"Unproven"}
 
-    job = dataclasses.replace(job_of(provisioned), choice=Choice(settles_unproven=True))
-    account = runs.run(job, Local(), Notes())
+    confirmed = {"policyRef": {"name": "orders"}, "confirmations": ["UnprovenHandled"]}
+    choice = choice_of(ReplaySpec.model_validate(confirmed))
+    mounted = dataclasses.replace(job_of(provisioned), choice=choice).encode()
+    account = runs.run(ReplayJob.decode(mounted), Local(), Notes())
 
     assert (account.matched, account.skipped, account.refused, account.left) == (10, 10, 0, 0)
     assert provisioned.in_target() == []

@@ -172,7 +172,7 @@ class _PulsarReplays:
             ticket=spec.ticket or "",
             rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
             batch=spec.sending is Sending.BATCHED,
-            choice=_choice(spec),
+            choice=choice_of(spec),
             approval_above=min(bounds, default=None),
             target=request.target,
             exactly_once=spec.guarantee is not Guarantee.AT_LEAST_ONCE,
@@ -366,7 +366,8 @@ def _others(replay: Body, candidates: Iterable[Body]) -> Iterator[Body]:
             yield other
 
 
-def _choice(spec: ReplaySpec) -> Choice:
+def choice_of(spec: ReplaySpec) -> Choice:
+    """Return the messages that a Replay selects, and what it does with those it can't move."""
     select = spec.select or Selection()
     return Choice.of(
         select,

@@ -222,6 +222,44 @@ def test_end_of_the_process_counts_receptions() -> None:
     assert "Traceback" not in ended.stderr
 
 
+ENDS_OF_A_LOOP = """
+import asyncio, os, signal
+from redrive import AsyncSimpleConsumer, Policy
+from redrive.delivery import assembly
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.connection import InMemoryConnection
+from redrive.testing.consumers import InMemorySimpleConsumer
+
+assembly.ClientConnection = InMemoryConnection
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+broker = InMemoryBroker(policy)
+InMemorySimpleConsumer(policy, broker=broker).send(b"x")
+
+async def main():
+    show = lambda event: print(event.event, flush=True)
+    async with AsyncSimpleConsumer(broker, policy, on_event=show) as consumer:
+        await consumer.receive(1, 60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_sigterm_counts_receptions_of_an_asyncio_consumer() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_OF_A_LOOP],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGTERM, ended.stderr
+    assert ended.stdout.split() == ["redrive.attempt_failed", "redrive.retried"]
+    assert "Traceback" not in ended.stderr
+
+
 def test_ordered_policy_is_refused_for_simple_consumers() -> None:
     policy = Policy(TopicName("shop", "prod", "orders"), "billing", SubscriptionType.KEY_SHARED)
     assert check_unordered(policy) is policy
