@@ -245,10 +245,10 @@ async def call(
 
 
 async def create_user(
-    session: RocketMQSession, master: Master, name: str, kind: str = "Normal"
+    session: RocketMQSession, master: Master, name: str, kind: str = "Normal", secret: str = ""
 ) -> str:
     """Create a user, without rights unless it is a `Super` user, and return its secret key."""
-    secret = secrets.token_hex(16)
+    secret = secret or secrets.token_hex(16)
     user = {"username": name, "password": secret, "userType": kind, "userStatus": "enable"}
     await call(session, master, _PUT_USER, json.dumps(user).encode(), username=name)
     return secret

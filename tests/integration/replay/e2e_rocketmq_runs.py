@@ -1,4 +1,4 @@
-"""Drivers of Replays of RocketMQ that are killed or stopped, and a broker that restarts."""
+"""Replays of RocketMQ at two masters: a driver is killed or stopped, or a master restarts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from redrive.api.crds import crds
 from redrive.api.replay_status import ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.policy.envelope import REPLAY_SOURCE
 from redrive.reading.queues import parse_stored
 from redrive.replay.spec import QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
@@ -32,7 +33,7 @@ from tests.support.namespaces import new_namespace
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
-BROKER = "broker-a"
+MASTERS = "broker-a", "broker-b"
 DEAD_LETTERS = 60
 SLOWLY = {"messages": 20, "per": "1s"}
 
@@ -53,7 +54,7 @@ def api(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Clust
 
 @pytest.fixture(scope="module")
 def broker(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> RocketMQ:
-    return rocketmq.start(tmp_path_factory.mktemp("rocketmq"), processes)
+    return rocketmq.start(tmp_path_factory.mktemp("rocketmq"), processes, MASTERS)
 
 
 class Shop:
@@ -66,24 +67,26 @@ class Shop:
         self.ledger, self.retries = f"redrive-ledger-{self.group}", f"%RETRY%{self.group}"
 
     async def prepare(self, cluster: RocketMQ, folder: Path) -> None:
-        (master,) = await self.session.masters()
-        for topic in (self.source, self.dead_letters, self.ledger, self.retries):
-            await self.session.put_topic(master, topic, 2 if topic == self.source else 1)
-        await self.session.put_group(master, {"groupName": self.group})
-        for number in range(DEAD_LETTERS):
-            properties = f"UNIQ_KEY\x01id{number}\x02KEYS\x01key{number % 7}\x02"
-            await self.session.send(master, self.dead_letters, 0, b"order", properties)
-        user = f"jobs-{self.group}"
+        user, secret = f"jobs-{self.group}", secrets.token_hex(16)
         (folder / "credentials").mkdir()
-        key = folder / "credentials" / "secret-key"
-        key.write_text(await create_user(self.session, master, user))
+        (folder / "credentials" / "secret-key").write_text(secret)
         rights = {
             f"Topic:{self.dead_letters}": ["Get", "Sub"],
             f"Topic:{self.source}": ["Get", "Sub", "Pub"],
             f"Topic:{self.ledger}": ["Get", "Sub", "Pub"],
             f"Group:{self.group}": ["Get", "Sub"],
         }
-        await allow(self.session, master, user, rights)
+        masters = await self.session.masters()
+        for master in masters:
+            for topic in (self.source, self.dead_letters, self.ledger, self.retries):
+                await self.session.put_topic(master, topic, 2 if topic == self.source else 1)
+            await self.session.put_group(master, {"groupName": self.group})
+            await create_user(self.session, master, user, secret=secret)
+            await allow(self.session, master, user, rights)
+        for number in range(DEAD_LETTERS):
+            properties = f"UNIQ_KEY\x01id{number}\x02KEYS\x01key{number % 7}\x02"
+            master = masters[number % len(masters)]
+            await self.session.send(master, self.dead_letters, 0, b"order", properties)
         self.env[ACCESS_VARIABLE] = BrokerAccess(Method.ACCESS_KEY, str(folder), user=user).encode()
         self.messages = RocketMQMessages(
             self.dead_letters, self.group, [cluster.name_server], None, []
@@ -130,10 +133,12 @@ class Shop:
 
     async def copies(self) -> Counter[str]:
         """Return the number of copies in both targets, by the id of the message."""
-        (master,) = await self.session.masters()
+        masters = await self.session.masters()
+        assert [master.name for master in masters] == list(MASTERS)
         copies: Counter[str] = Counter()
-        for topic, queue in ((self.source, 0), (self.source, 1), (self.retries, 0)):
-            copies += await self._copies_in(master, topic, queue)
+        for master in masters:
+            for topic, queue in ((self.source, 0), (self.source, 1), (self.retries, 0)):
+                copies += await self._copies_in(master, topic, queue)
         return copies
 
     async def _copies_in(self, master: Master, topic: str, queue: int) -> Counter[str]:
@@ -145,6 +150,7 @@ class Shop:
             for message in parse_stored(content):
                 assert message.properties is not None
                 assert not {"MAX_OFFSET", "REAL_TOPIC"} & message.properties.keys()
+                assert message.properties[REPLAY_SOURCE].startswith(f"{master.name}:")
                 copies[message.properties["UNIQ_KEY"]] += 1
         return copies
 
@@ -211,18 +217,19 @@ async def test_stopped_driver_sends_nothing_after_the_second(shop: Shop) -> None
     assert await shop.copies() == ONCE
 
 
-async def test_run_continues_after_a_restart_of_the_broker(
+async def test_run_continues_after_a_restart_of_a_master(
     shop: Shop, broker: RocketMQ, processes: Processes
 ) -> None:
     with shop.driver(shop.replay("restarted", rateLimit=SLOWLY)) as process:
         await has_moved(shop, "restarted")
-        processes.kill(BROKER)
-        rocketmq.start_broker(broker, BROKER, processes)
+        processes.kill(MASTERS[0])
+        rocketmq.start_broker(broker, MASTERS[0], processes)
         assert await asyncio.to_thread(shop.ends, "restarted", process) == WHOLE
-    # A restarted broker is registered again within 30 s.
+    # A restarted broker is registered again within 30 s; the link to the former one is broken.
     for _ in range(60):
         with suppress(BrokerUnreachableError):
-            assert await shop.copies() == ONCE
-            return
+            if len(await shop.session.masters()) == len(MASTERS):
+                assert await shop.copies() == ONCE
+                return
         await asyncio.sleep(1)
     pytest.fail("the broker is not registered again")
