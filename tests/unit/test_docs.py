@@ -30,6 +30,9 @@ MOST_RECORDS = 20
 MOST_WORDS = 40  # of a sentence
 MOST_WORDS_FOR_USERS = 30  # but in the changelog and in descriptions of the API and of reasons
 USER_PAGES = [page for page in PAGES if not {"design", "decisions"} & set(page.parts)]
+MOST_WORDS_OF_A_GUIDE = 2_500
+LONG = {"security-model", "api", "cli", "reasons", "replays", "rights", "python"}
+"""Pages with a row for each statement, field, command or reason."""
 SEARCHED = (
     "leader election",
     "work queue",
@@ -115,6 +118,14 @@ def test_no_sentence_is_too_long(page: Path) -> None:
     is_free = page in FRONT[1:] or "api" in page.parts or page.stem == "reasons"
     most = MOST_WORDS if is_free or page not in USER_PAGES else MOST_WORDS_FOR_USERS
     assert [sentence for sentence in sentences(page) if len(sentence.split()) > most] == []
+
+
+def test_guides_stay_short_enough_to_be_read() -> None:
+    pages = [
+        page for page in USER_PAGES if page not in FRONT and not LONG & {page.stem, *page.parts}
+    ]
+    words = {page.name: len(page.read_text("utf-8").split()) for page in pages}
+    assert {page: count for page, count in words.items() if count > MOST_WORDS_OF_A_GUIDE} == {}
 
 
 def test_user_pages_lead_to_no_decision() -> None:
