@@ -65,16 +65,22 @@ Result = Literal["ok", "warning", "failed"]
 def version(output: str | None, flags: ClusterFlags, *, is_client: bool) -> int:
     """Show the versions of this program, the operators, the brokers and Kubernetes.
 
-    Exits with 3 if a version differs from that of this program, or is not supported.
+    Exits with 3 if a version differs from that of this program, or is not supported. Without a
+    cluster it shows that of this program, and fails.
     """
-    items = [_component("redrive", __version__)]
+    items, error = [_component("redrive", __version__)], None
     if not is_client:
-        items += _components(Cluster(flags))
+        try:
+            items += _components(Cluster(flags))
+        except ClusterError as failure:
+            error = failure
     if output in FORMATS:
         print_document(document("VersionList", items), output)
     else:
         columns = TableColumn("COMPONENT"), TableColumn("VERSION"), TableColumn("PROBLEM")
         click.echo("\n".join(table(columns, [list(item.values()) for item in items])))
+    if error is not None:
+        raise error
     return HAS_FINDINGS if any(item["problem"] for item in items) else 0
 
 
