@@ -6,6 +6,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from itertools import count, repeat
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from redrive import __version__
 from redrive.api import Body
 from redrive.api.replay import Confirmation
 from redrive.cli import output, replays
@@ -321,3 +323,12 @@ def test_group_completes_the_names_of_commands() -> None:
     context = click.Context(COMMAND_GROUP)
     assert COMMAND_GROUP.list_commands(context) == CLICK_COMMANDS
     assert COMMAND_GROUP.get_command(context, "operator") is None
+
+
+def test_version_of_the_program_needs_no_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["version", "--kubeconfig", str(tmp_path / "absent")]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1].split() == ["redrive", __version__]
+    assert "absent" in shown.err
