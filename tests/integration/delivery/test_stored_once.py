@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pulsar
 import pytest
@@ -71,13 +71,22 @@ def failing(
 ) -> Iterator[RetryConsumer]:
     """Run a consumer whose handler fails each message, until the block ends."""
     consumer = provisioned.consumer(on_event=on_event)
-    running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"workers": workers})
-    running.start()
-    try:
+    with running(consumer, fail, workers):
         yield consumer
+
+
+@contextmanager
+def running(
+    consumer: RetryConsumer, handle: Callable[[pulsar.Message], None], workers: int
+) -> Iterator[None]:
+    """Run a consumer until the block ends."""
+    thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": workers})
+    thread.start()
+    try:
+        yield
     finally:
         consumer.close()
-        running.join()
+        thread.join()
 
 
 def wait_until_moved(provisioned: ProvisionedPolicy) -> None:
@@ -146,6 +155,49 @@ def test_hops_to_a_topic_that_grows_are_stored_once(provision_policy: ProvisionP
         provisioned.send(*sent[40:])
         wait_until_moved(provisioned)
     assert copies(provisioned, retry, partitions=6) == once(sent)
+
+
+def test_consumers_beyond_a_limit_of_producers_strand_nothing(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that is idle makes room for that of the next consumer."""
+    monkeypatch.setattr(forwarder, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(processor, "_FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(processor, "_LONGEST_SECONDS", 1.0)
+    provisioned, sent = provision_policy(delays=("1h",)), contents(30)
+    retry, consumers = provisioned.policy.retry_topic, 3
+    provisioned.broker.request("POST", f"{path(retry)}/maxProducers", 1).check("limit")
+    client = provisioned.client(SUPERUSER)
+    first = client.create_producer(str(retry))
+
+    def is_limited() -> bool:
+        try:
+            client.create_producer(str(retry)).close()
+        except pulsar.ProducerBusy:
+            return True
+        return False
+
+    wait_until(is_limited)
+    first.close()
+    events: list[str] = []
+    each_has_one, waited = threading.Barrier(consumers), set[int]()
+
+    def fail_together(message: pulsar.Message) -> None:
+        if threading.get_ident() not in waited:
+            waited.add(threading.get_ident())
+            each_has_one.wait(180)
+        fail(message)
+
+    with ExitStack() as closing:
+        for _ in range(consumers):
+            consumer = provisioned.consumer(
+                prefetch=1, on_event=lambda event: events.append(event.event)
+            )
+            closing.enter_context(running(consumer, fail_together, 1))
+        provisioned.send(*sent)
+        wait_until_moved(provisioned)
+    assert "redrive.unsent" in events
+    assert copies(provisioned, retry) == once(sent)
 
 
 SLOW = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
