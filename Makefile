@@ -35,7 +35,7 @@ bytecode:
 	@test -d tests/__pycache__ || $(python) -m pytest --collect-only --quiet tests > /dev/null || true
 
 # Suites with a worker and a sandbox of their own come first; the others share a sandbox and a worker.
-e2e: ## Run the demo, the tutorial, the package, whole and killed Replays, and what stops or replaces a component (14 minutes)
+e2e: ## Run the demo, the tutorial, the package, whole and killed Replays, and what stops or replaces a component (17 minutes)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='e2e_*.py' --numprocesses=3 --dist=loadgroup --no-loadscope-reorder --durations=5 tests $(E2E)
 
