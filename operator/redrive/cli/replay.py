@@ -191,9 +191,9 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
     """
     select, (kind, policy) = dict(selection(options)), policy_reference(policy)
     asks = not options["is_plan"] and not options["yes"]
-    mode = "Run" if options["yes"] else "Review" if asks and kind is POLICIES else "Plan"
-    is_fixed = mode == "Run" or (asks and mode == "Plan")
-    if is_fixed and "ids" not in select:
+    plans_first = asks and kind is not POLICIES  # without a review, a second Replay moves
+    mode = "Plan" if options["is_plan"] or plans_first else "Run" if options["yes"] else "Review"
+    if (mode == "Run" or plans_first) and "ids" not in select:
         select.setdefault("until", _after(now()))  # the Replay may wait for others
     if asks and flags.dry_run is None and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
@@ -213,13 +213,13 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
         say(f"replay.redrive.io/{name} created by {cluster.user}, in review")
     plan = planned(cluster, created)
     say("\n".join(pairs(plan_fields(plan))))
-    if phase_of(plan) in ENDED and not (asks and mode == "Plan"):
+    if phase_of(plan) in ENDED and not plans_first:
         return _plan_code(plan)
     if not run_of(plan)["counts"]["left"]:
         _end_plan(cluster, plan)
         return _plan_code(plan)
     try:
-        moving = _confirmed(cluster, plan, manifest_in("Run") if mode == "Plan" else None)
+        moving = _confirmed(cluster, plan, manifest_in("Run") if plans_first else None)
     except (KeyboardInterrupt, SystemExit, click.Abort):
         _end_plan(cluster, plan)
         raise
