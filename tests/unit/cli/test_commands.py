@@ -26,7 +26,7 @@ from redrive.cli.output import Live, TableColumn, age, clean, local_time, table,
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
 from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
-from redrive.kube.resources import ROCKETMQ_POLICIES, Resource
+from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 
 CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
 
@@ -70,7 +70,7 @@ def test_replay_without_valid_selection_exits_with_2(
 
 
 class PlanningCluster:
-    """A cluster with a RocketMQRetryPolicy, whose plans have three messages."""
+    """A cluster with a policy of each kind, whose plans have three messages."""
 
     context, namespace, user = "shop", "shop", "jan"
 
@@ -79,7 +79,7 @@ class PlanningCluster:
         self.deleted: list[Body] = []
 
     def get(self, kind: Resource, namespace: str, name: str) -> Body:
-        assert kind is ROCKETMQ_POLICIES
+        assert kind in (POLICIES, ROCKETMQ_POLICIES)
         return {"metadata": {"namespace": namespace, "name": name, "uid": "u"}}
 
     def create(self, _: Resource, body: Body, *, dry_run: str | None = None) -> Body:
@@ -115,6 +115,19 @@ def test_replay_of_rocketmq_moves_by_a_second_replay(
     assert run["spec"]["select"] == plan["spec"]["select"]
     assert run["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
     assert "followFor" not in run["spec"]
+
+
+@pytest.mark.parametrize("policy", ["orders", "rmqpol/orders"])
+@pytest.mark.parametrize("confirmation", [[], ["--yes"]])
+def test_replay_with_plan_moves_nothing_even_with_yes(
+    policy: str, confirmation: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = PlanningCluster(ClusterFlags())
+    monkeypatch.setattr(replay_command, "Cluster", lambda _: cluster)
+    monkeypatch.setattr(replay_command, "planned", lambda _, plan: plan)
+    assert main(["replay", policy, "--all", "--target", "Source", "--plan", *confirmation]) == 0
+    (plan,) = cluster.created
+    assert plan["spec"]["mode"] == "Plan"
 
 
 def test_replay_offers_all_confirmations_of_the_api() -> None:
