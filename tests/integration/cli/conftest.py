@@ -14,13 +14,20 @@ from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
-from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS, Resource
+from redrive.kube.resources import (
+    APPROVALS,
+    CONNECTIONS,
+    INSPECTIONS,
+    POLICIES,
+    REPLAYS,
+    Resource,
+)
 from sandbox.kubernetes import Cluster
 from tests.support.invalid_manifests import manifest
 from tests.support.waiting import wait_until
 
 AT = "2026-11-27T01:00:00Z"
-KINDS = (APPROVALS, REPLAYS, POLICIES, CONNECTIONS)
+KINDS = (APPROVALS, REPLAYS, INSPECTIONS, POLICIES, CONNECTIONS)
 
 
 def put(client: Client, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
