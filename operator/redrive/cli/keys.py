@@ -42,8 +42,9 @@ def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool)
 
     For policies with ordering PerKey and consumers in Python. KEY is a hash, which changes when a
     consumer restarts. MESSAGE is the origin of the failing message; BEHIND counts the later
-    messages of the key that the consumer has. The operator reads them about once a minute. Dead
-    keys are in the dead-letter topic: causes counts the messages that follow a dead letter.
+    messages of the key that the consumer has. The operator reads them about once a minute, so a key
+    appears and disappears that much later. Dead keys are in the dead-letter topic: causes counts
+    the messages that follow a dead letter.
     """
     cluster = Cluster(flags)
     body = cluster.get(POLICIES, cluster.namespace, policy)
@@ -69,14 +70,14 @@ def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool)
         click.echo("\n".join(table(_COLUMNS, rows, output == "wide")))
         free = flags.hint("dead-letter", policy, "--origin", items[0]["messageID"])
         click.echo(f"Dead-letter one, which frees its key: {free}")
-        return
-    if (body["spec"].get("ordering") or "None") == "None":
+    elif (body["spec"].get("ordering") or "None") == "None":
         click.echo(f"policy {policy} keeps no order: no key waits for another message")
         return
-    click.echo(f"no key of policy {policy} waits for a retry for ten seconds or more")
-    if (body["spec"].get("deadLetter") or {}).get("sequenced"):
-        command = flags.hint("causes", policy, "-o", "wide")
-        click.echo(f"FOLLOWING counts messages behind dead letters of their key: {command}")
+    else:
+        click.echo(f"no key of policy {policy} waits for a retry for ten seconds or more")
+        if (body["spec"].get("deadLetter") or {}).get("sequenced"):
+            command = flags.hint("causes", policy, "-o", "wide")
+            click.echo(f"FOLLOWING counts messages behind dead letters of their key: {command}")
     if observed := status["observedTime"]:
         read_now = flags.hint("keys", policy, "--refresh")
         say(f"read {age_of(observed, at)} ago; read them now: {read_now}")
