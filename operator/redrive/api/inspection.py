@@ -217,6 +217,9 @@ class InspectionRun(LenientStatus):
     read_entries: int | None = None
     """Entries that were read so far."""
 
+    read_seconds: int | None = None
+    """Time in which they were read, in seconds, rounded up. The start of the pod is not in it."""
+
     messages: int | None = None
     """Messages that were read so far."""
 

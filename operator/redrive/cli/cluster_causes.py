@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import click
@@ -11,13 +12,21 @@ from redrive.api.inspection import MAX_NEWEST
 from redrive.cli.cluster import Cluster, NotPermittedError
 from redrive.cli.documents import PlannedCause
 from redrive.cli.inspection_request import InspectionRequest
-from redrive.cli.inspection_run import extent_of, one_of, returned, summary_of
+from redrive.cli.inspection_run import (
+    extent_of,
+    one_of,
+    returned,
+    summary_of,
+    young_summary,
+)
 from redrive.cli.output import (
     FORMATS,
     TableColumn,
+    age_of,
     clean,
     cut,
     document,
+    has_terminal,
     local_time,
     now,
     print_document,
@@ -29,7 +38,7 @@ from redrive.cli.replays import run_of
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import CauseCount
 from redrive.inspection.summary import NONE_RECORDED, OTHERS
-from redrive.kube.resources import POLICIES, REPLAYS
+from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.reasons import Reason
 
@@ -55,6 +64,8 @@ _CAUSE_COLUMNS = (
     TableColumn("CONSUMERS", dropped=3),
     TableColumn("EXAMPLE", dropped=4),
 )
+_NOT_INSPECTED = {Reason.INSPECTION_IDENTITY_MISSING, Reason.SERVICE_ACCOUNT_NOT_FOUND}
+"""Reasons that concern Inspections alone: a Replay has a role and a ServiceAccount of its own."""
 _PLAN_OPTIONS = {
     "target": "Retry",
     "max_replays": None,
@@ -66,14 +77,22 @@ _PLAN_OPTIONS = {
 """Options of a Replay that counts; the reason is for later readers of the history."""
 
 
-def count_causes(request: InspectionRequest) -> None:
+def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
     """Count causes by an Inspection, or by a Replay that moves nothing, and print them.
+
+    At a terminal a young summary of the same messages is printed again, unless *refresh*.
 
     Raises:
         RedriveError: neither can be created, or it failed.
         UsageError: only a reader in this program can count so.
     """
     _check_counted(request)
+    is_for_person = request.output is None and has_terminal(sys.stdout)
+    if is_for_person and not (refresh or request.reveals or "where" in request.select):
+        summary = young_summary(request)
+        if summary is not None:
+            _print_summary(request, summary)
+            return
     if request.kind is not POLICIES:
         request.check_evaluated()
         _count_by_inspection(request)
@@ -86,7 +105,7 @@ def count_causes(request: InspectionRequest) -> None:
         first(request)
     except RedriveError as error:
         may_not = isinstance(error, NotPermittedError)
-        is_impossible = may_not or error.reason == Reason.INSPECTION_IDENTITY_MISSING
+        is_impossible = may_not or error.reason in _NOT_INSPECTED
         if is_inspected or "where" in request.select or not is_impossible:
             raise
         say(f"{_LIMITS[other]}: {error}")
@@ -104,6 +123,21 @@ def _count_by_inspection(request: InspectionRequest) -> None:
     rest = run_of(body)["matched"] - sum(item["messages"] for item in items)
     others = [f"{rest} messages of less frequent causes are not shown"] if rest else []
     print_causes(request, items, shown, [*summary_of(request, run_of(body)), *others])
+
+
+def _print_summary(request: InspectionRequest, inspection: Body) -> None:
+    """Print the causes in the status of an ended Inspection, with their age."""
+    metadata, run = inspection["metadata"], run_of(inspection)
+    items = list(_planned_causes(run.get("causes") or (), run["matched"]))
+    person = (metadata.get("annotations") or {}).get(REQUESTED_BY)
+    author = f" of {clean(person)}" if person else ""
+    age = age_of(inspection["status"]["completionTime"], now())
+    notes = [
+        *summary_of(request, run),
+        f"counted {age} ago by inspection.redrive.io/{metadata['name']}{author}",
+        "Count again, with consumers and examples: repeat it with --refresh",
+    ]
+    _print_table(request, _PLANNED_COLUMNS, items, list(map(_planned_row, items)), notes)
 
 
 def print_causes(

@@ -28,6 +28,7 @@ from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
     Live,
+    age,
     clean,
     cut,
     document,
@@ -65,16 +66,18 @@ _target_option = click.option(
 
 @click.command()
 @output_option("wide", "json", "yaml", "jsonl", "name")
+@click.option("--refresh", is_flag=True, help="Count again within a minute.")
 @utc_option
 @inspection_options
-def causes(request: InspectionRequest) -> None:
+def causes(request: InspectionRequest, *, refresh: bool) -> None:
     """Count dead letters by the cause of their last failure. Nothing is consumed.
 
     POLICY is the name of a RetryPolicy in the cluster, or rmqpol/NAME for a RocketMQRetryPolicy. An
     Inspection reads the newest 10000 entries there, and encrypts consumers and examples for this
     call. For Pulsar with --all or --where, or if you may not create Inspections, a Replay that
     moves nothing counts all dead letters, many of them by Spark. It shows no consumers and
-    examples.
+    examples. At a terminal, the same command within a minute shows the same counts again, with
+    their age, unless a Replay of the policy ran meanwhile.
 
     With --direct this program reads the broker. A FILE, whose name has a / or ends with .yaml or
     .json, has RetryPolicies; NAME is one of several. Texts of causes are masked: quoted values,
@@ -82,7 +85,7 @@ def causes(request: InspectionRequest) -> None:
     verb reveal on inspections, and with --direct your own token.
     """
     if request.is_in_cluster:
-        count_causes(request)
+        count_causes(request, refresh=refresh)
         return
     reading = _planned(request)
     recorder = _recorder(request, reading)
@@ -295,7 +298,9 @@ def _progress(
     if reading.is_truncated:
         command = click.get_current_context().info_name or ""
         all_entries = request.hint(command, "--all")
-        say(f"newest {reading.planned} of {reading.total} entries; all: {all_entries}")
+        time_of_all = age(max(1.0, seconds * reading.total / max(reading.entries, 1)))
+        extent = f"newest {reading.planned} of {reading.total} entries"
+        say(f"{extent}; all, about {time_of_all}: {all_entries}")
 
 
 def _document(

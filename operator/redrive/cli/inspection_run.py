@@ -5,29 +5,32 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from redrive.api import Body
 from redrive.api.inspection import MAX_NEWEST, ExportFormat
-from redrive.cli.cluster import Cluster, ClusterError
+from redrive.cli.cluster import Cluster, ClusterError, NotPermittedError
 from redrive.cli.documents import PlannedCause
 from redrive.cli.inspection_request import InspectionRequest
-from redrive.cli.output import Live, clean, say
+from redrive.cli.output import Live, age, clean, now, say, written
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
-from redrive.cli.replays import Start, phase_of, run_of
+from redrive.cli.replays import Start, is_plan, phase_of, run_of, wait_of
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import CauseCount
 from redrive.inspection.sealing import Recipient
 from redrive.inspection.summary import OTHERS
-from redrive.kube.resources import INSPECTIONS, POLICIES
+from redrive.kube.resources import INSPECTIONS, POLICIES, REPLAYS
 from redrive.replay.spec import FOLLOWER
 
 _DESTINATION = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _TTL = "5m"
 """Time after its end when an Inspection of a command is deleted."""
+_YOUNG = timedelta(minutes=1)
+"""Time after its end when a summary is shown again."""
 
 
 def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
@@ -43,16 +46,7 @@ def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
     """
     cluster = Cluster(request.flags)
     policy = cluster.get(request.kind, cluster.namespace, request.policy)
-    select = {name: value for name, value in request.select.items() if name != "limit"}
-    kind = {} if request.kind is POLICIES else {"kind": request.kind.kind}
-    spec: dict[str, Any] = {
-        "policyRef": {**kind, "name": request.policy},
-        "from": request.source.value,
-        "select": select or None,
-        "newest": MAX_NEWEST if request.reads_all else None,
-        "ttlAfterFinished": _TTL,
-        "reason": command,
-    }
+    spec = {**_reading(request), "ttlAfterFinished": _TTL, "reason": command}
     payload = {"payload": "Clear"} if request.reveals else {}
     spec |= {name: {**fields, **payload} for name, fields in result.items()}
     created = cluster.create(
@@ -60,6 +54,50 @@ def inspected(request: InspectionRequest, command: str, **result: Body) -> Body:
     )
     say(f"inspection.redrive.io/{created['metadata']['name']} reads, and consumes nothing")
     return _ended(request, cluster, created)
+
+
+def _reading(request: InspectionRequest) -> dict[str, Any]:
+    """Return the fields of a spec that decide which messages are read; None for absent ones."""
+    select = {name: value for name, value in request.select.items() if name != "limit"}
+    kind = {} if request.kind is POLICIES else {"kind": request.kind.kind}
+    return {
+        "policyRef": {**kind, "name": request.policy},
+        "from": request.source.value,
+        "select": select or None,
+        "newest": MAX_NEWEST if request.reads_all else None,
+    }
+
+
+def young_summary(request: InspectionRequest) -> Body | None:
+    """Return an Inspection that has counted the same messages within the last minute.
+
+    None if there is none, if a Replay of the policy may have moved messages since, or if the caller
+    may not look for them. A summary without messages is not shown again: people wait for the first.
+    """
+    cluster, reading = Cluster(request.flags), _reading(request)
+    of_policy = f"spec.policyRef.name={request.policy}"
+    is_completed = f"{of_policy},status.phase=Completed"
+    try:
+        inspections = cluster.list(INSPECTIONS, cluster.namespace, fields=is_completed)
+        replays = cluster.list(REPLAYS, cluster.namespace, fields=of_policy)
+    except NotPermittedError:
+        return None
+    at = now()
+    ends = [_end_of(replay) or written(at) for replay in replays if not is_plan(replay)]
+    since = max([written(at - _YOUNG), *ends])
+    same = [
+        inspection
+        for inspection in inspections
+        if {name: inspection["spec"].get(name) for name in reading} == reading
+        and run_of(inspection).get("matched")
+        and _end_of(inspection) > since
+    ]
+    return max(same, key=_end_of, default=None)
+
+
+def _end_of(run: Body) -> str:
+    """Return the end of a Replay or an Inspection; empty before it."""
+    return (run.get("status") or {}).get("completionTime") or ""
 
 
 def returned(
@@ -133,7 +171,10 @@ def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:
     else:
         yield f"read {run['messages']} {words}; {run['matched']} are selected"
     if run.get("truncated"):
-        yield f"newest {run['readEntries']} of {run['totalEntries']} entries; --all reads more"
+        read, total = run["readEntries"], run["totalEntries"]
+        seconds = run.get("readSeconds")
+        time_of_all = seconds and f", about {age(seconds * min(total, MAX_NEWEST) / max(read, 1))}"
+        yield f"newest {read} of {total} entries; --all reads more{time_of_all or ''}"
 
 
 def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Body:
@@ -147,23 +188,24 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
     try:
         for snapshot in cluster.states(INSPECTIONS, inspection):
             (inspection,) = snapshot.objects
-            run, ready = run_of(inspection), conditions_of(inspection).get("Ready") or {}
+            run = run_of(inspection)
             if phase_of(inspection) == "Completed":
-                live.clear()
                 return inspection
             if problem := start.problem(inspection):
-                raise RedriveError(
+                ready = conditions_of(inspection).get("Ready") or {}
+                error = RedriveError(
                     "the messages can't be read",
                     got=problem,
-                    remedy=f"correct it, or read {request.direct_hint()}",
+                    remedy="correct it, and repeat the command",
                     reason=ready.get("reason"),
                 )
+                error.add_note(f"Or read {request.direct_hint()}")
+                raise error
             shown = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
-            error = () if snapshot.error is None else (f"  {snapshot.error}",)
-            state = f"{ready['reason']}: {clean(ready['message'])}" if ready else ""
-            waits = bool(ready) and ready["status"] == "False"
-            live.show([shown if run else state if waits else "starts", *error])
+            silence = () if snapshot.error is None else (f"  {snapshot.error}",)
+            live.show([shown if run else wait_of(inspection) or "starts", *silence])
     finally:
+        live.clear()
         if phase_of(inspection) not in ENDED:
             _delete(cluster, inspection)
     raise RedriveError("the Inspection was deleted", remedy="repeat the command")

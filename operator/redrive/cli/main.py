@@ -198,5 +198,6 @@ def _failed(name: str, error: RedriveError) -> int:
     """Print *error*, for the operator and for missing extras after its reason; return 1."""
     is_logged = name == "operator" or error.reason == "MissingExtra"
     prefix = f"redrive: {error.reason}" if is_logged else "error"
-    print(f"{prefix}: {error}", file=sys.stderr)  # noqa: T201  what a command answers
+    notes = getattr(error, "__notes__", ())
+    print(f"{prefix}: {error}", *notes, sep="\n", file=sys.stderr)  # noqa: T201  what a command answers
     return 1

@@ -55,7 +55,14 @@ from redrive.cli.replays import (
     run_of,
 )
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY, ROCKETMQ_POLICIES, Resource
+from redrive.kube.resources import (
+    POLICIES,
+    REPLAYS,
+    REQUESTED_BY,
+    ROCKETMQ_POLICIES,
+    PolicyKey,
+    Resource,
+)
 from redrive.policy.values import parse_duration
 
 FOLLOW_FOR = "15m"
@@ -212,7 +219,7 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
     if mode == "Review":
         say(f"replay.redrive.io/{name} created by {cluster.user}, in review")
     plan = planned(cluster, created)
-    say("\n".join(pairs(plan_fields(plan))))
+    say("\n".join(pairs(plan_fields(plan, owner))))
     if phase_of(plan) in ENDED and not plans_first:
         return _plan_code(plan)
     if not run_of(plan)["counts"]["left"]:
@@ -241,7 +248,10 @@ def follow(replay: str, timeout: float | None, output: str | None, flags: Cluste
     cluster = Cluster(flags)
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     if is_plan(body) and "InReview" in conditions_of(body) and sys.stdin.isatty():
-        say("\n".join(pairs(plan_fields(body))))
+        policy = PolicyKey.of(body)
+        kind = POLICIES if policy.kind == POLICIES.kind else ROCKETMQ_POLICIES
+        owner = cluster.get(kind, policy.namespace, policy.name)
+        say("\n".join(pairs(plan_fields(body, owner))))
         confirmed_body = _confirmed(cluster, body)
         if confirmed_body is None:
             say(f"not confirmed; cancel it: {flags.hint('cancel', replay)}")
@@ -353,7 +363,6 @@ def planned(cluster: Cluster, plan: Body) -> Body:
             error = () if snapshot.error is None else (f"  {snapshot.error}",)
             lines = progress(plan, time.monotonic() - since)
             if has_numbers:
-                live.clear()
                 break
             if problem := start.problem(plan):
                 raise RedriveError(
@@ -365,6 +374,7 @@ def planned(cluster: Cluster, plan: Body) -> Body:
                 f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
             )
     finally:
+        live.clear()
         if not has_numbers:
             _end_plan(cluster, plan)
     if phase_of(plan) == "Failed":
@@ -399,7 +409,17 @@ def _shown_history(counts: Sequence[Body]) -> str:
     return f"since {first}, the last at {last}; {replayed or 'none'} replayed before"
 
 
-def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
+def _destination(target: Body, policy: Body) -> str:
+    """Return the target of a plan, with the name of its topic."""
+    topics = {
+        "Retry": (policy.get("status") or {}).get("retryTopic"),
+        "Source": policy["spec"].get("topic"),
+        "Topic": target.get("topic"),
+    }
+    return "   ".join(filter(None, (target["type"], topics[target["type"]])))
+
+
+def plan_fields(plan: Body, policy: Body) -> Iterator[tuple[str, object]]:
     """Yield the numbers of a plan for people."""
     run, spec = run_of(plan), plan["spec"]
     counts, preview = run.get("counts") or {}, run.get("preview") or {}
@@ -425,8 +445,9 @@ def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     seconds = preview.get("estimatedSeconds")
     time_needed = "" if seconds is None else f"   about {age(seconds)}"
     limit = spec.get("rateLimit")
-    rate = "rate unlimited" if limit is None else f"at most {limit['messages']} in {limit['per']}"
-    yield "target", f"{target.get('topic') or target['type']}   {rate}{time_needed}"
+    rate = "unlimited" if limit is None else f"at most {limit['messages']} in {limit['per']}"
+    yield "target", _destination(target, policy)
+    yield "rate", f"{rate}{time_needed}"
     if review := run.get("review"):
         yield "in review", f"ends at {local_time(review['expiryTime'], now())}"
 

@@ -82,6 +82,20 @@ class Start:
         return ""
 
 
+def wait_of(body: Body) -> str:
+    """Return the reason for which a Replay or an Inspection waits; empty if it does not.
+
+    Before its start, what a person has to provide is only named: `Start` ends the command soon, and
+    explains it.
+    """
+    ready = conditions_of(body).get("Ready") or {}
+    if ready.get("status") != "False":
+        return ""
+    if run_of(body) or ready["reason"] in _IN_TURN:
+        return f"{ready['reason']}: {clean(ready['message'])}"
+    return f"waits: {ready['reason']}"
+
+
 def confirmed(question: str, *, yes: bool) -> bool:
     """Ask for a confirmation on standard error; no answer is a no.
 
@@ -123,7 +137,6 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
     """
     run, phase = run_of(replay), phase_of(replay)
     counts, outcome = run.get("counts") or {}, run.get("outcome")
-    ready = conditions_of(replay).get("Ready") or {}
     if is_plan(replay) or "matched" not in counts:
         scanned = f", {counts['scanned']} dead letters read" if counts.get("scanned") else ""
         yield f"  {phase.lower()}{scanned}"
@@ -140,10 +153,10 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
         yield f"  {_outcome_text(outcome, '   ')}"
     if seconds < SLOW_SECONDS or phase in ENDED:
         return
-    if not ready:
+    if not conditions_of(replay).get("Ready"):
         yield "  no operator has reconciled it"
-    elif ready["status"] == "False":
-        yield f"  {ready['reason']}: {clean(ready['message'])}"
+    elif reason := wait_of(replay):
+        yield f"  {reason}"
 
 
 def is_plan(replay: Body) -> bool:
@@ -226,6 +239,7 @@ def attach(
                 say(f"then follow it: {hint}")
                 return NOT_FINISHED
             if not run_of(replay) and (problem := start.problem(replay)):
+                live.clear()
                 say(f"{problem}\nthe Replay waits for it. Follow it: {hint}")
                 say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
                 return NOT_FINISHED

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 import traceback
@@ -88,7 +89,8 @@ def _read(job: InspectionJob) -> InspectionRun:
     Raises:
         RedriveError: the Inspection ended, or the topic can't be read in time.
     """
-    end = time.monotonic() + job.seconds
+    start = time.monotonic()
+    end = start + job.seconds
     spec = parse_spec(InspectionSpec, _write(job, InspectionRun()))
     source = _source(job)
     choice = Choice.of(spec.select or MessageSelection())
@@ -116,7 +118,7 @@ def _read(job: InspectionJob) -> InspectionRun:
                 remedy="create another Inspection with a longer deadline or fewer newest entries",
             )
         if now > due:
-            _write(job, _shown(reading, summary))
+            _write(job, _shown(reading, summary, now - start))
             due = now + REPORT_SECONDS
 
     def counted() -> Iterator[DeadLetterRow]:
@@ -136,7 +138,8 @@ def _read(job: InspectionJob) -> InspectionRun:
         records = list(map(count_of, summary.ordered)) if spec.causes else messages
         if records and (result := spec.messages or spec.causes):
             results["sealed"] = seal(records, result.recipient, job.uid, MAX_SEALED)
-    return _shown(reading, summary, is_finished=True).model_copy(update=results)
+    seconds = time.monotonic() - start
+    return _shown(reading, summary, seconds, is_finished=True).model_copy(update=results)
 
 
 def _source(job: InspectionJob) -> MessageSource:
@@ -177,12 +180,13 @@ def _export(  # noqa: PLR0913, PLR0917  parts of one reading
 
 
 def _shown(
-    reading: MessageReading, summary: Summary, *, is_finished: bool = False
+    reading: MessageReading, summary: Summary, seconds: float, *, is_finished: bool = False
 ) -> InspectionRun:
     return InspectionRun(
         total_entries=reading.total,
         planned_entries=reading.planned,
         read_entries=reading.entries,
+        read_seconds=math.ceil(seconds),
         messages=reading.messages,
         matched=reading.matched,
         truncated=reading.is_truncated,

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ import pytest
 import yaml
 
 import redrive
+from redrive.api import API_VERSION, Body
 from redrive.api.inspection import MAX_SEALED
+from redrive.cli import replays
 from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError, ObjectNotFoundError
 from redrive.cli.frame import ClusterFlags
@@ -101,6 +103,7 @@ def _incident(api_server: Cluster, client: Client) -> None:
         "warnings": ["RetryStorm"],
         "backlog": {"retry": 12, "retryDue": 3, **dead, **observed},
         "blockedKeys": [blocked],
+        "retryTopic": "persistent://shop/prod/orders-fulfilment-RETRY",
     }
     put(client, POLICIES, "orders-fulfilment", status, deadLetter={"messageTTL": "30d"})
 
@@ -191,13 +194,21 @@ def person(
 
 
 @contextmanager
-def jobs_run(client: Client) -> Iterator[None]:
-    """Show plans and the ends of Replays, as operator and jobs do."""
+def jobs_run(
+    client: Client, of_inspection: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+) -> Iterator[None]:
+    """Show plans and the ends of Replays, as operator and jobs do.
+
+    Args:
+        client: of the namespace.
+        of_inspection: returns the next status of an Inspection; defaults to its end.
+    """
+    following_of = {REPLAYS: next_status, INSPECTIONS: of_inspection or next_inspection}
     stopped = threading.Event()
 
     def run() -> None:
         while not stopped.wait(0.05):
-            for kind, following in ((REPLAYS, next_status), (INSPECTIONS, next_inspection)):
+            for kind, following in following_of.items():
                 for body in client.list(kind, client.namespace):
                     show(client, kind, body, following(body))
 
@@ -332,6 +343,53 @@ def test_output_at_a_terminal_is_that_of_the_page(
             shown = shown.replace("6514df353468", "…")  # a hash of the key, another in each output
             output = person.run(step.command, code)
             assert shows(shown, output), f"{shown}\nis on the page, not:\n{output}"
+
+
+def create_inspection(client: Client, policy: str) -> Body:
+    """Create an Inspection of all dead letters, as `causes` does."""
+    spec = {"policyRef": {"name": policy}, "from": "DeadLetter"}
+    metadata = {"generateName": f"{policy}-", "namespace": client.namespace}
+    body = {"apiVersion": API_VERSION, "kind": INSPECTIONS.kind, "metadata": metadata, "spec": spec}
+    return client.create(INSPECTIONS, body)
+
+
+def test_young_summary_is_shown_until_a_replay(person: Person) -> None:
+    client = person.client
+    young, other = (
+        create_inspection(client, "quiet"),
+        create_inspection(client, "orders-fulfilment"),
+    )
+    cause = {"cause": "WarehouseDown", "messages": 118, "replayed": 3}
+    run = {"totalEntries": 140, "messages": 140, "matched": 120, "causes": [cause]}
+    status = {"phase": "Completed", "completionTime": written(now()), "run": run}
+    for body in (young, other):
+        show(client, INSPECTIONS, body, status)
+    count = len(client.list(INSPECTIONS, "shop"))
+    rows = [line.split() for line in person.run("redrive causes quiet").splitlines()]
+    assert ["118", "WarehouseDown", "-", "-", "-", "3"] in rows
+    assert ["2", "(others)", "-", "-", "-", "-"] in rows
+    (line,) = (line for line in rows if line[0] == "counted")
+    assert line[2:] == ["ago", "by", f"inspection.redrive.io/{young['metadata']['name']}"]
+    assert len(client.list(INSPECTIONS, "shop")) == count
+    with jobs_run(client):
+        for again in ("--refresh", "--cause WarehouseDown", "--waiting"):
+            assert "consumes nothing" in person.run(f"redrive causes quiet {again}")
+        person.run("redrive replay quiet --all --yes", 3)
+        assert "consumes nothing" in person.run("redrive causes quiet")
+
+
+def test_inspection_without_account_has_a_replay_count(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "START_SECONDS", 0.0)
+    text = "the ServiceAccount that the job runs as does not exist"
+    missing = {"conditions": [condition("Ready", "False", "ServiceAccountNotFound", text)]}
+    with jobs_run(person.client, lambda _: missing):
+        shown = person.run("redrive causes quiet --refresh")
+    reason = f"the messages can't be read; got 'ServiceAccountNotFound: {text}'"
+    assert f"a Replay counts, without consumers and examples: {reason}; correct it" in shown
+    assert shown.count("ServiceAccountNotFound") == 1
+    assert "118  WarehouseDown" in shown
 
 
 def test_inspection_of_the_page_is_listed(person: Person) -> None:

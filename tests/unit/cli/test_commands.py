@@ -80,7 +80,7 @@ class PlanningCluster:
 
     def get(self, kind: Resource, namespace: str, name: str) -> Body:
         assert kind in (POLICIES, ROCKETMQ_POLICIES)
-        return {"metadata": {"namespace": namespace, "name": name, "uid": "u"}}
+        return {"metadata": {"namespace": namespace, "name": name, "uid": "u"}, "spec": {}}
 
     def create(self, _: Resource, body: Body, *, dry_run: str | None = None) -> Body:
         assert dry_run is None

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from redrive.api import Body
+from redrive.api.inspection import InspectedMessages
 from redrive.cli import cluster_causes, inspection, inspection_run, output
 from redrive.cli.cluster import ClusterError, NotPermittedError
+from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.main import main
 from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
 from redrive.inspection.record import Recorder
@@ -278,7 +280,9 @@ def test_empty_result_gives_its_reason(shell: Shell) -> None:
 def test_truncated_reading_names_its_extent(shell: Shell) -> None:
     shell.total, shell.rows = 12, ROWS
     _, err = shell.run("causes", "-n", "shop")
-    assert f"newest 3 of 12 entries; all: redrive causes {shell.file} --all --direct" in err
+    assert (
+        f"newest 3 of 12 entries; all, about 1s: redrive causes {shell.file} --all --direct" in err
+    )
     assert err.strip().endswith("-n shop")
 
 
@@ -627,3 +631,11 @@ def test_inspection_that_is_left_is_named_with_the_cause(
     error = capsys.readouterr().err
     assert "kubectl delete inspection orders-x -n shop" in error
     assert "error: the watch was lost" in error
+
+
+def test_truncated_inspection_estimates_the_time_of_all() -> None:
+    request = cast("InspectionRequest", SimpleNamespace(source=InspectedMessages.DEAD_LETTER))
+    run = {"totalEntries": 1_204_332, "truncated": True, "readSeconds": 2}
+    run |= dict.fromkeys(("readEntries", "messages", "matched"), 10_000)
+    *_, line = inspection_run.summary_of(request, run)
+    assert line == "newest 10000 of 1204332 entries; --all reads more, about 3m"
