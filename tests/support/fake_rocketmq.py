@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
+from collections.abc import Mapping
 
 from redrive.admin.rocketmq import Master, QueueCounts
 from redrive.reading.queues import QueueMessage, parse_stored
@@ -48,6 +49,10 @@ class FakeCluster:
 
     def add(self, topic: str, queue: int = 0, body: bytes = b"message", **names: str) -> None:
         """Store a message with properties."""
+        self.put(topic, body, names, queue)
+
+    def put(self, topic: str, body: bytes, names: Mapping[str, str], queue: int = 0) -> None:
+        """Store a message with properties of any name."""
         self._add(topic, queue, body, "".join(f"{k}\1{v}\2" for k, v in names.items()))
 
     def _add(self, topic: str, queue: int, body: bytes, properties: str, flags: int = 0) -> None:

@@ -56,13 +56,13 @@ class LedgerKey:
     secret: bytes = field(repr=False)
 
     @classmethod
-    def derive(cls, master: bytes, namespace: str, ledger: TopicName) -> LedgerKey:
+    def derive(cls, master: bytes, namespace: str, ledger: str) -> LedgerKey:
         """Return the key of the topic *ledger* for policies of a Kubernetes namespace.
 
         Another namespace may have a topic of that name at another broker, and its users may read
         the key.
         """
-        return cls(hmac.digest(master, _joined("ledger", namespace, str(ledger)), hashlib.sha256))
+        return cls(hmac.digest(master, _joined("ledger", namespace, ledger), hashlib.sha256))
 
     @property
     def id(self) -> str:
@@ -104,16 +104,16 @@ class LedgerKey:
         is_signed = _equal(properties.get(CODE, ""), self._code_of(record))
         return record if is_signed and topic_key == self.topic_key(record.key) else None
 
-    def proof(self, source: str, target: TopicName) -> str:
+    def proof(self, source: str, target: TopicName | str) -> str:
         """Return the code of a message that was moved.
 
         Args:
             source: its `Source`, as text.
-            target: topic that it was moved to, without a partition.
+            target: topic that it was moved to, without a partition; the name of one of RocketMQ.
         """
         return self._code("moved", source, str(target))
 
-    def proves(self, proof: str, source: str, target: TopicName) -> bool:
+    def proves(self, proof: str, source: str, target: TopicName | str) -> bool:
         """Return True if *proof* is the code of a message that was moved; see `proof`."""
         return _equal(proof, self.proof(source, target))
 

@@ -70,6 +70,8 @@ class Shop:
         user, secret = f"jobs-{self.group}", secrets.token_hex(16)
         (folder / "credentials").mkdir()
         (folder / "credentials" / "secret-key").write_text(secret)
+        (folder / "ledger").mkdir()
+        (folder / "ledger" / "key").write_text(secrets.token_hex(32))
         rights = {
             f"Topic:{self.dead_letters}": ["Get", "Sub"],
             f"Topic:{self.source}": ["Get", "Sub", "Pub"],

@@ -561,13 +561,15 @@ def test_takeover_writes_records_with_copied_keys_again() -> None:
 
 def test_codes_differ_by_key_purpose_and_each_part() -> None:
     target = TopicName("shop", "prod", "orders")
-    other, elsewhere = (LedgerKey.derive(b"master", name, LEDGER) for name in ("shop", "other"))
+    other, elsewhere = (
+        LedgerKey.derive(b"master", name, str(LEDGER)) for name in ("shop", "other")
+    )
     codes = [
         KEY.id, KEY.topic_key("id"), KEY.topic_key("owner"), other.topic_key("owner"), other.id,
         KEY.proof("u@0:1:2:0", LEDGER), KEY.proof("u@0:1:2:0", target),
         KEY.proof("u@0:1:2:1", target), KEY.producer_name("a 1", 0, 1),
         KEY.producer_name("a 1", 1, 1), KEY.producer_name("a 1", 0, 11),
-        KEY.producer_name("a 10", 0, 1), LedgerKey.derive(b"master", "shop", target).id,
+        KEY.producer_name("a 10", 0, 1), LedgerKey.derive(b"master", "shop", str(target)).id,
         elsewhere.id,
     ]  # fmt: skip
     assert len(set(codes)) == len(codes)

@@ -31,7 +31,7 @@ from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.api.rocketmq import RocketMQReplays
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
-from redrive.kube.cache import Cache, Turn
+from redrive.kube.cache import Turn
 from redrive.kube.connections import effective_spec, spec_at, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
@@ -413,12 +413,6 @@ def awaits_check(replay: Body, run: ReplayRun) -> bool:
         return False
     is_held = replay["spec"].get("suspend") or run.awaits_approval
     return not is_held and not is_checked(replay, since)
-
-
-def retry_policy_of(run: Body, policies: Cache) -> Body | None:
-    """Return the RetryPolicy that a run refers to; None if it refers to another kind."""
-    policy = PolicyKey.of(run)
-    return policies.get(policy.key) if policy.kind == resources.POLICIES.kind else None
 
 
 def is_dormant(replay: Body) -> bool:

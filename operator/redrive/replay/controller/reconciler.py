@@ -429,10 +429,9 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
     launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
-    key = await keys.ledger_key(admitted, ctx.settings.replay_template, ctx)
-    key_secret = keys.secret_of(replay, key) if key else None
-    sources = [key_source(key_secret)] if key_secret else []
-    access = pod_access(admitted.identity, admitted.redirect_hosts, *sources)
+    key = await keys.ledger_key(replay, admitted, ctx.settings.replay_template, ctx)
+    key_secret = keys.secret_of(replay, key)
+    access = pod_access(admitted.identity, admitted.redirect_hosts, key_source(key_secret))
     image = await read_image(ctx.settings.replay_template, ctx)
     through = key_of(admitted.connection_ref, admitted.job.namespace)
     job, template = admitted.job, admitted.template

@@ -3,7 +3,8 @@
 A master has no acknowledgement of a dead letter, so a topic at each master records the Replays: its
 plan before the first message is moved, and the moved offsets at its end. A copy of a dead letter is
 stored at the same master, with its position and a proof. A run that follows an interrupted one
-searches the target from the offsets in the plan, so it moves no message again.
+searches the target from the offsets in the plan, so it moves no message again. Records and proofs
+are signed with the key of the ledger: whoever may produce to these topics can't forge them.
 
 A master deletes its oldest messages first, over all topics. Records and copies are younger than
 the dead letters that they are about, so they exist as long as these do.
@@ -15,13 +16,11 @@ during a later run, stores one message twice. The later run counts it.
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import json
 import logging
 import math
 import re
-import secrets
 import time
 import zlib
 from collections import Counter, defaultdict
@@ -41,6 +40,7 @@ from redrive.reading import broker
 from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage
 from redrive.reasons import Reason
 from redrive.replay.account import SHOWN, Account, CauseFigures, add_cause
+from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.job.dispatch import (
     REPORT_SECONDS,
     ReplayGoneError,
@@ -55,7 +55,7 @@ from redrive.replay.job.plan import (
     Scanned,
 )
 from redrive.replay.job.progress import Progress
-from redrive.replay.ledger import FencedError, lost
+from redrive.replay.ledger import FencedError, lost, mounted_key
 from redrive.replay.records import RefusedMessage
 from redrive.replay.spec import MESSAGES_PER_SECOND, Chooser, FailureCause, QueueReplayJob
 
@@ -64,7 +64,7 @@ BUSY_SECONDS = 0.2
 SETTLE_SECONDS = 2.0
 """Pause after a call without an answer. A broker drops requests that wait longer than 0.2 s."""
 _RECORD_BYTES, _RECORD_OFFSETS = 64 * 2**20, 2**24
-"""Limits of a record, which others with the right to produce to the ledger may write."""
+"""Limits of a record."""
 _OF_BROKER = re.compile(
     r"MAX_OFFSET|MIN_OFFSET|REAL_TOPIC|REAL_QID|DELAY|TIMER_\w+|__STARTDELIVERTIME|POP_CK|"
     r"1ST_POP_TIME|CONSUME_START_TIME|RECONSUME_TIME|MAX_RECONSUME_TIMES|RETRY_TOPIC|PGROUP|WAIT|"
@@ -87,7 +87,6 @@ class Share:
     Attributes:
         target: target topic.
         after: offset at which each queue of the target ended when the plan was made.
-        key: key of the proofs in copies.
         scanned: number of messages that were read.
         selected: dead letters to move.
         refused: causes of those that can't be moved, by id.
@@ -100,7 +99,6 @@ class Share:
 
     target: str
     after: dict[int, int]
-    key: str = field(default_factory=lambda: secrets.token_hex(16))
     scanned: int = 0
     selected: Offsets = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -109,10 +107,6 @@ class Share:
     gone: Offsets = field(default_factory=lambda: defaultdict(set))
     rejected: Offsets = field(default_factory=lambda: defaultdict(set))
     doubled: int = 0
-
-    def proof(self, position: str) -> str:
-        """Return the proof that a run of this plan has moved the dead letter at *position*."""
-        return hmac.digest(self.key.encode(), position.encode(), "sha256").hex()[:32]
 
     def left(self, queue: int) -> set[int]:
         """Return the offsets of a queue that are not settled."""
@@ -129,7 +123,6 @@ class Share:
         return {
             "target": self.target,
             "after": self.after,
-            "key": self.key,
             "scanned": self.scanned,
             "selected": _written(self.selected),
             "refused": self.refused,
@@ -143,14 +136,10 @@ class Share:
         Raises:
             ValueError, KeyError, TypeError, AttributeError: it has another form.
         """
-        target, key = record["target"], record["key"]
-        if not isinstance(target, str) or not isinstance(key, str):
-            raise TypeError(f"a plan with the target {target!r}")
         after = {int(queue): int(offset) for queue, offset in record["after"].items()}
         return cls(
-            target,
+            record["target"],
             after,
-            key,
             record["scanned"],
             _read(record["selected"]),
             record["refused"],
@@ -178,7 +167,7 @@ def _read(written: Mapping[str, list[list[int]]]) -> Offsets:
     Raises:
         ValueError: there are more than a plan has.
     """
-    count = sum(last - first for runs in written.values() for first, last in runs)
+    count = sum(max(0, last - first) for runs in written.values() for first, last in runs)
     if count > _RECORD_OFFSETS:
         raise ValueError(f"{count} offsets in a record")
     return {
@@ -187,37 +176,70 @@ def _read(written: Mapping[str, list[list[int]]]) -> Offsets:
     }
 
 
+def _common(offsets: set[int], covered: range) -> set[int]:
+    """Return the offsets in a range, which may be long: masters skip what they have deleted."""
+    if len(covered) > len(offsets):
+        return {offset for offset in offsets if offset in covered}
+    return offsets.intersection(covered)
+
+
+def _source(uid: str, position: str) -> str:
+    """Return what the proof in a copy is about: the Replay, and the position of a dead letter."""
+    return f"{uid}@{position}"
+
+
 class QueueLedger:
     """Records of Replays at one master. The first plan of a Replay counts.
+
+    A record counts if it was signed for this master. Others with the right to produce to the topic
+    may write anything there, or copy records from other masters.
 
     Args:
         cluster: cluster of the master.
         queue: first queue of the ledger topic, with the offsets to read.
+        key: key of the ledger.
     """
 
-    def __init__(self, cluster: QueueCluster, queue: MessageQueue) -> None:
-        self._cluster, self._queue = cluster, queue
+    def __init__(self, cluster: QueueCluster, queue: MessageQueue, key: LedgerKey) -> None:
+        self._cluster, self._queue, self._key = cluster, queue, key
         self.plans: dict[str, Share] = {}
         self.ends: dict[str, Offsets] = {}
+        foreign = 0
         for _, messages in cluster.pulls(queue):
             for message in messages:
-                self._add(message.content)
+                foreign += not self._add(message)
+        if foreign:
+            logger.warning(
+                "%s messages of %s at %s are no signed records", foreign, queue.topic, queue.master
+            )
 
-    def _add(self, content: bytes) -> None:
+    def _add(self, message: QueueMessage) -> bool:
+        """Add a record; return False for any other message."""
+        properties = message.properties or {}
+        signed = self._key.verify(properties.get("KEYS", ""), message.content, properties)
+        if signed is None or signed.owner != self._queue.master.name:
+            return False
         try:
-            record = json.loads(zlib.decompressobj().decompress(content, _RECORD_BYTES))
-            uid = record["uid"]
+            record = json.loads(zlib.decompressobj().decompress(signed.value, _RECORD_BYTES))
             if "moved" in record:
-                self.ends[uid] = _read(record["moved"])
+                self.ends[signed.key] = _read(record["moved"])
             else:
-                self.plans.setdefault(uid, Share.of(record))
-        except (zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                self.plans.setdefault(signed.key, Share.of(record))
+        except (zlib.error, ValueError, KeyError, TypeError, AttributeError):
             logger.warning("a record of %s at %s is invalid", self._queue.topic, self._queue.master)
+        return True
 
     def write(self, uid: str, record: Mapping[str, Any]) -> None:
         """Store a record of a Replay."""
-        content = zlib.compress(json.dumps({"uid": uid, **record}).encode())
-        self._cluster.send(self._queue, content)
+        content = zlib.compress(json.dumps(record).encode())
+        signed = SignedRecord(uid, content, self._queue.master.name, 0)
+        properties = {"KEYS": self._key.topic_key(uid), **self._key.properties(signed)}
+        self._cluster.send(self._queue, content, _joined(properties))
+
+
+def _joined(properties: Mapping[str, str]) -> str:
+    """Return properties as a message has them."""
+    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
 
 
 def run(job: QueueReplayJob, progress: Progress, *, was_planned: bool) -> None:
@@ -234,7 +256,7 @@ def run(job: QueueReplayJob, progress: Progress, *, was_planned: bool) -> None:
         FencedError: another run has begun.
     """
     with QueueCluster(job.source, job_credentials()) as cluster:
-        QueueRun(job, cluster, progress).run(was_planned=was_planned)
+        QueueRun(job, cluster, progress, mounted_key()).run(was_planned=was_planned)
 
 
 class QueueRun:
@@ -244,10 +266,13 @@ class QueueRun:
         job: the run.
         cluster: cluster of its policy.
         progress: reporter.
+        key: key of the ledger.
     """
 
-    def __init__(self, job: QueueReplayJob, cluster: QueueCluster, progress: Progress) -> None:
-        self._job, self._cluster, self._progress = job, cluster, progress
+    def __init__(
+        self, job: QueueReplayJob, cluster: QueueCluster, progress: Progress, key: LedgerKey
+    ) -> None:
+        self._job, self._cluster, self._progress, self._key = job, cluster, progress, key
         self._ledgers: dict[Master, QueueLedger] = {}
         self._shares: dict[Master, Share] = {}
         self._causes: dict[FailureCause, CauseFigures] = {}
@@ -305,7 +330,7 @@ class QueueRun:
             self._shares[master] = share
 
     def _ledger(self, master: Master) -> QueueLedger:
-        return QueueLedger(self._cluster, self._queues(master, self._job.ledger)[0])
+        return QueueLedger(self._cluster, self._queues(master, self._job.ledger)[0], self._key)
 
     def _queues(self, master: Master, topic: str) -> list[MessageQueue]:
         """Return the queues of a topic.
@@ -380,13 +405,17 @@ class QueueRun:
             if uid == self._job.uid:
                 continue
             ended = ledger.ends.get(uid)
-            of_plan = self._search(master, share) if ended is None else ended
+            of_plan = self._search(master, uid, share) if ended is None else ended
             for queue, offsets in of_plan.items():
                 moved[queue] |= offsets
         return moved
 
-    def _search(self, master: Master, share: Share) -> Offsets:
-        """Return the dead letters of a plan that have copies in its target, and count doubled."""
+    def _search(self, master: Master, uid: str, share: Share) -> Offsets:
+        """Return the dead letters of a plan that have copies in its target, and count doubled.
+
+        Args:
+            uid: of the Replay with this plan.
+        """
         copies: Counter[tuple[int, int]] = Counter()
         for queue in self._cluster.queues(master, share.target):
             start = max(queue.offsets.start, share.after.get(queue.number, 0))
@@ -395,9 +424,12 @@ class QueueRun:
                 for message in messages:
                     properties = message.properties or {}
                     position = properties.get(envelope.REPLAY_SOURCE, "")
-                    if properties.get(envelope.REPLAY_PROOF) == share.proof(position):
-                        _, number, offset = position.rsplit(":", 2)
-                        copies[int(number), int(offset)] += 1
+                    proof = properties.get(envelope.REPLAY_PROOF, "")
+                    if self._key.proves(proof, _source(uid, position), share.target):
+                        name, number, offset = position.rsplit(":", 2)
+                        # Others may store a copy again, at any master.
+                        if name == master.name:
+                            copies[int(number), int(offset)] += 1
         moved: Offsets = defaultdict(set)
         for index, stored in copies:
             moved[index].add(stored)
@@ -430,7 +462,7 @@ class QueueRun:
 
     def _search_all(self) -> None:
         for master, share in self._shares.items():
-            share.moved = self._search(master, share)
+            share.moved = self._search(master, self._job.uid, share)
             if share.doubled:
                 logger.warning("%s messages are stored twice in %s", share.doubled, share.target)
 
@@ -447,7 +479,7 @@ class QueueRun:
                     if message.offset in pending:
                         self._copy(message, source, share, targets)
                 stored = {message.offset for message in messages}
-                share.gone[number] |= pending.intersection(covered) - stored
+                share.gone[number] |= _common(pending, covered) - stored
 
     def _copy(
         self, message: QueueMessage, source: MessageQueue, share: Share, targets: list[MessageQueue]
@@ -464,7 +496,7 @@ class QueueRun:
                 self._cluster.send(
                     targets[place % len(targets)],
                     message.content,
-                    "".join(f"{name}\x01{value}\x02" for name, value in properties.items()),
+                    _joined(properties),
                     flags=message.flags & _COMPRESSION,
                     born=message.born,
                 )
@@ -486,7 +518,8 @@ class QueueRun:
         job = self._job
         carried = envelope.for_replay(own, replay=f"{job.namespace}/{job.name}", source=position)
         del carried[envelope.RECONSUMETIMES]  # a field of the call
-        carried[envelope.REPLAY_PROOF] = share.proof(position)
+        proof = self._key.proof(_source(job.uid, position), share.target)
+        carried[envelope.REPLAY_PROOF] = proof
         return carried | ({"RETRY_TOPIC": job.retry_of} if job.retry_of else {})
 
     def _pace(self) -> None:

@@ -40,6 +40,7 @@ from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import FakeKubernetes, edit
 from tests.unit.replay.controller.test_admission import (
+    IN_ROCKETMQ,
     SETTINGS,
     connection,
     ctx,
@@ -47,6 +48,7 @@ from tests.unit.replay.controller.test_admission import (
     policy,
     replay,
     reported,
+    rocketmq,
     with_templates,
 )
 
@@ -422,6 +424,38 @@ async def test_other_namespace_gets_another_key_of_a_ledger() -> None:
     assert len(keys) == 2
 
 
+async def test_key_of_rocketmq_is_the_recorded_one() -> None:
+    """A broker of RocketMQ stores no properties, so the status of the policy has the id."""
+    body = replay(spec=IN_ROCKETMQ)
+    account = ACCOUNT._replace(name="redrive-job")
+    lent: Any = {"namespace": "shop", "name": "replayer"}
+    lent["annotations"] = {"redrive.io/usable-by": "shop/main"}
+
+    async def launched(internal: dict[str, Any]) -> FakeKubernetes:
+        api, context = storing(body), rocketmq()
+        provide_image(api)
+        api.add(resources.SERVICE_ACCOUNTS, {"metadata": account._asdict()})
+        api.add(resources.SECRETS, {"metadata": lent})
+        (stored,) = context.rocketmq_policies
+        stored["status"]["internal"] = internal
+        api.add(resources.ROCKETMQ_POLICIES, stored)
+        applications = {resources.JOBS: Cache()}
+        changed: Any = {"kubernetes": api, "replays": Cache([body]), "applications": applications}
+        await reconcile(KEY, dataclasses.replace(context, **changed), asyncio.Lock())
+        return api
+
+    first = await launched({})
+    (policy,) = [w.body for w in first.writes if w.resource is resources.ROCKETMQ_POLICIES]
+    (secret,) = [w.body for w in first.writes if w.resource is resources.SECRETS]
+    assert secret["metadata"]["ownerReferences"][0]["kind"] == "RocketMQRetryPolicy"
+    again = await launched(policy["status"]["internal"])
+    assert secret["data"] in [w.body.get("data") for w in again.writes]
+    assert resources.ROCKETMQ_POLICIES not in {write.resource for write in again.writes}
+    lost = await launched({"ledgerKey": "0" * 32})
+    assert shown(lost)[0] == "LedgerKeyLost"
+    assert [write for write in lost.writes if write.verb == "create"] == []
+
+
 async def test_connection_needs_consent_for_the_key_of_a_ledger() -> None:
     """A connection that names the Secret as its token would send the key to its own broker."""
     earlier = storing(replay())
@@ -444,7 +478,7 @@ async def test_connection_needs_consent_for_the_key_of_a_ledger() -> None:
 
 async def test_replay_waits_for_the_lost_key_of_its_ledger() -> None:
     topic = TopicName("shop", "prod", "orders-fulfilment-DLQ-LEDGER")
-    lost = LedgerKey.derive(b"lost" * 8, "shop", topic)
+    lost = LedgerKey.derive(b"lost" * 8, "shop", str(topic))
     api, context = storing(replay()), ctx(replays=[replay()])
     provide(api)
     del api.objects[resources.SECRETS][OPERATOR_SECRET]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
 from redrive.reading.queues import QueueCluster
 from redrive.replay.account import Account
+from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.job import queues
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import DesiredState, RunPreview
@@ -26,6 +30,7 @@ from tests.support.fake_rocketmq import FakeCluster
 
 DEAD, LEDGER, TARGET = "%DLQ%g", "redrive-ledger-g", "orders"
 SOURCE = RocketMQMessages(DEAD, "g", ["rocketmq:9876"], None, [])
+KEY = LedgerKey(b"k" * 32)
 
 
 class KilledError(Exception):
@@ -57,16 +62,23 @@ class Reporter:
         self.shown = preview
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    """Five dead letters, and a target with two queues. Pauses take no time."""
+@contextmanager
+def in_memory() -> Iterator[FakeCluster]:
+    """Yield five dead letters, and a target with two queues. Pauses take no time."""
     fake = FakeCluster(**{DEAD: 1, LEDGER: 1, TARGET: 2})
     for number in range(5):
         fake.add(DEAD, KEYS=f"k{number}", UNIQ_KEY=f"id{number}", MAX_OFFSET="9", RETRY_TOPIC="x")
-    monkeypatch.setattr("redrive.reading.queues.RocketMQSession", lambda _: fake)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(queues, "REPORT_SECONDS", 0)
-    return fake
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redrive.reading.queues.RocketMQSession", lambda _: fake)
+        patch.setattr(time, "sleep", lambda _: None)
+        patch.setattr(queues, "REPORT_SECONDS", 0)
+        yield fake
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with in_memory() as fake:
+        yield fake
 
 
 def job(uid: str = "one", **fields: Any) -> QueueReplayJob:  # noqa: ANN401
@@ -81,7 +93,7 @@ def move(
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(job.source, credentials) as connected:
         try:
-            queues.QueueRun(job, connected, reporter).run(was_planned=was_planned)
+            queues.QueueRun(job, connected, reporter, KEY).run(was_planned=was_planned)
         finally:
             account: Account = reporter.account
             settled = account.moved + account.skipped + account.refused
@@ -254,7 +266,7 @@ def test_plan_moves_nothing(cluster: FakeCluster) -> None:
     reporter: Any = Reporter()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(SOURCE, credentials) as connected:
-        queues.QueueRun(job(dry_run=True), connected, reporter).run(was_planned=False)
+        queues.QueueRun(job(dry_run=True), connected, reporter, KEY).run(was_planned=False)
     assert (reporter.shown.account.left, reporter.shown.samples[0]) == (5, "broker-a:0:0")
     assert not cluster.read(LEDGER)
     assert not ids(cluster)
@@ -273,23 +285,134 @@ def test_run_without_its_reported_plan_fails(cluster: FakeCluster) -> None:
     assert not ids(cluster)
 
 
-PLAN = Share("orders", {0: 5}).to_json()
+PLAN = Share(TARGET, {0: 5, 1: 5}, scanned=5, masters=("broker-a",)).to_json()
+ROOM = [[0, 5]]
+
+
+def sign(cluster: FakeCluster, content: bytes, uid: str) -> None:
+    """Store a message in the ledger of the cluster, with the signature of a record."""
+    signed = KEY.properties(SignedRecord(uid, content, "broker-a", 0))
+    cluster.put(LEDGER, content, {"KEYS": KEY.topic_key(uid), **signed})
 
 
 @pytest.mark.parametrize(
     "record",
     [
         b"no record",
-        b"[" * 100_000,
         b"[1]",
-        json.dumps({"uid": "other", "moved": [1]}).encode(),
-        json.dumps({"uid": "other", "moved": {"0": [[0, 2**70]]}}).encode(),
-        json.dumps({"uid": "other", **PLAN, "key": 5}).encode(),
-        json.dumps({"uid": "other", **PLAN, "selected": {"0": [[0, 10**12]]}}).encode(),
+        json.dumps({"moved": [1]}).encode(),
+        json.dumps({"moved": {"0": [[0, 2**70]]}}).encode(),
+        json.dumps({"moved": {"0": [[0, 10**12], [10**12, 0]]}}).encode(),
+        json.dumps({**PLAN, "selected": {"0": [[0, 10**12]]}}).encode(),
     ],
-    ids=["text", "nested", "list", "no queues", "too large", "another key", "too many"],
+    ids=["text", "list", "no queues", "too large", "negative", "too many"],
 )
 def test_invalid_record_of_the_ledger_is_ignored(cluster: FakeCluster, record: bytes) -> None:
-    cluster.add(LEDGER, body=record)
-    cluster.add(LEDGER, body=zlib.compress(record))
+    sign(cluster, record, "other")
+    sign(cluster, zlib.compress(record), "other")
     assert move(job()).moved == 5
+
+
+NUMBERS = st.sampled_from([0, 1, 4, 5, -1, 2**63, 10**30, 1.5, 1e999, True, None, "1"])
+RUNS = st.one_of(st.just(ROOM), st.lists(st.lists(NUMBERS, max_size=3), max_size=3), NUMBERS)
+OFFSETS = st.one_of(st.dictionaries(st.sampled_from(["0", "1", "x", "-1"]), RUNS), RUNS)
+TOPICS = st.sampled_from([TARGET, LEDGER, DEAD, "%RETRY%g", "absent", "a/../b"])
+PLANS = st.fixed_dictionaries({
+    "target": st.one_of(TOPICS, NUMBERS), "after": st.one_of(OFFSETS, st.just({"0": 1e999})),
+    "scanned": NUMBERS, "selected": OFFSETS, "refused": OFFSETS,
+    "masters": st.sampled_from([["broker-a"], ["gone"], [["nested"]], [], None]),
+})  # fmt: skip
+HIDING = st.sampled_from([
+    {"moved": {"0": ROOM}},
+    PLAN,
+    {**PLAN, "target": LEDGER, "selected": {"0": ROOM}},
+])  # fmt: skip
+"""Valid records with which nothing would be moved to the target."""
+FORGED = st.one_of(HIDING, HIDING, PLANS, st.fixed_dictionaries({"moved": OFFSETS}), OFFSETS)
+CONTENTS = st.one_of(
+    FORGED.map(lambda record: zlib.compress(json.dumps(record).encode())),
+    FORGED.map(lambda record: json.dumps(record).encode()),
+    st.binary(max_size=40),
+    HIDING.map(lambda record: zlib.compress(json.dumps(record).encode())),
+    st.sampled_from([b"[" * 9_000, zlib.compress(b"[" * 10**6), zlib.compress(bytes(10**6))]),
+)
+UIDS = st.sampled_from(["one", "two", "three", "", "\u202e"])
+
+
+@st.composite
+def foreign_records(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
+    """Draw a message that a role with the right to produce can write without the key."""
+    content, uid = draw(CONTENTS), draw(UIDS)
+    other = LedgerKey(b"o" * 32)
+    match draw(st.sampled_from(["unsigned", "other key", "other master", "other content"])):
+        case "unsigned":
+            return content, {"KEYS": uid}
+        case "other key":
+            signed = other.properties(SignedRecord(uid, content, "broker-a", 0))
+            return content, {"KEYS": KEY.topic_key(uid), **signed}
+        case "other master":
+            signed = KEY.properties(SignedRecord(uid, content, "broker-b", 0))
+        case _:
+            signed = KEY.properties(SignedRecord(uid, content + b" ", "broker-a", 0))
+    return content, {"KEYS": KEY.topic_key(uid), **signed}
+
+
+@pytest.mark.attack
+@given(
+    st.lists(foreign_records(), max_size=6),
+    st.lists(foreign_records(), max_size=6),
+    st.integers(1, 7),
+    st.lists(st.integers(0, 9), max_size=4),
+)
+def test_forged_records_of_rocketmq_hide_no_dead_letter(
+    before: list[tuple[bytes, dict[str, str]]],
+    after: list[tuple[bytes, dict[str, str]]],
+    sends: int,
+    copied: list[int],
+) -> None:
+    """Others write before and after a killed run, and copy records and moved messages."""
+    with in_memory() as cluster:
+        for content, properties in before:
+            cluster.put(LEDGER, content, properties)
+        cluster.failures = [*[None] * sends, KilledError("killed")]
+        with suppress(KilledError):
+            move(job())
+        cluster.failures = []
+        for content, properties in after:
+            cluster.put(LEDGER, content, properties)
+        stored = [(topic, m) for topic in (LEDGER, TARGET) for m in cluster.read(topic)]
+        for number in copied:
+            topic, message = stored[number % len(stored)]
+            cluster.put(topic, message.content, message.properties or {})
+        assert move(job(), was_planned=True).moved == 5
+        assert sorted(set(ids(cluster))) == ALL
+        assert move(job("two")).scanned == 0
+
+
+@pytest.mark.attack
+def test_copy_stored_at_another_master_hides_nothing(cluster: FakeCluster) -> None:
+    """A consumer of the target can store a copy at each master."""
+    cluster.failures = [None, None, KilledError("killed")]
+    with pytest.raises(KilledError):
+        move(job())
+    position = "broker-b:0:1"
+    proof = KEY.proof(f"one@{position}", TARGET)
+    names = {"REDRIVE_REPLAY_SOURCE": position, "REDRIVE_REPLAY_PROOF": proof}
+    cluster.put(TARGET, b"message", {"UNIQ_KEY": "copied", **names})
+    assert move(job(), was_planned=True).moved == 5
+    assert ids(cluster) == ["copied", *ALL]
+
+
+def test_master_that_skips_offsets_costs_no_time(cluster: FakeCluster) -> None:
+    """Its answers lead to the highest offset at once."""
+    cluster.failures = [None, KilledError("killed")]
+    with pytest.raises(KilledError):
+        move(job())
+    (record,) = cluster.read(LEDGER)
+    plan = json.loads(zlib.decompress(record.content))
+    cluster.first[LEDGER, 0] = 1
+    plan["selected"] = {"0": [[0, 5], [2**46, 2**46 + 1]]}
+    sign(cluster, zlib.compress(json.dumps(plan).encode()), "one")
+    cluster.first[DEAD, 0] = 2**46 + 1
+    account = move(job(), was_planned=True)
+    assert (account.matched, account.skipped, account.moved) == (6, 6, 0)
