@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from redrive.admin import errors
 from redrive.admin.access import Access, Credentials
+from redrive.admin.answers import parse_answer
 from redrive.admin.connector import Dialer
 from redrive.admin.guards import Fence
 from redrive.admin.shares import Shares
@@ -58,7 +59,7 @@ _WITH_SUBSCRIPTION = 4
 """Flag of a pull that has its filter of tags, and waits for no messages."""
 _VERSION = 505
 """Version of the protocol that calls name: RocketMQ 5.5."""
-_INTEGER_KEY = re.compile(r"(?<=[{,])(\d{1,19})(?=:)")
+_INTEGER_KEY = re.compile(rb"(?<=[{,])(\d{1,19})(?=:)")
 """A key of an object that is an integer: the broker's JSON library writes it without quotes."""
 
 
@@ -522,8 +523,8 @@ class _Link:
             raise ConnectionError("no header of RocketMQ")
         try:
             with self._shares.using(self._namespace):
-                header = json.loads(frame[4 : 4 + size])
-        except (ValueError, RecursionError):
+                header = parse_answer(frame[4 : 4 + size])
+        except ValueError:
             raise ConnectionError("no header of RocketMQ") from None
         if not isinstance(header, dict):
             raise ConnectionError("no header of RocketMQ")
@@ -553,8 +554,8 @@ def _text(value: object) -> str:
 def _object(body: bytes) -> dict[str, Any]:
     """Parse an object of a broker, which may have integers as keys; empty for anything else."""
     try:
-        document = json.loads(_INTEGER_KEY.sub(r'"\1"', body.decode()))
-    except (ValueError, RecursionError):
+        document = parse_answer(_INTEGER_KEY.sub(rb'"\1"', body))
+    except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
 

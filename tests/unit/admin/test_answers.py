@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from redrive.admin.access import Access
+from redrive.admin.answers import MOST_NESTED, parse_answer
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.admin.internal_stats import RANGES
@@ -35,6 +36,7 @@ HOSTILE = (
     "null", "true", "-1", "1e308", "1e999", "18446744073709551616", "1000000000000000000", "7.5",
     '"9"', '"' + "9" * 4_000 + '"', '"x"', '"9:9:9"', "[]", "[1]", "{}", '{"x": 1}', '{"x": []}',
     '"\\ud800"', '{"\\udfff": ["\\ud800"]}',
+    *(f'{{"x": {"[" * depth}{"]" * depth}}}' for depth in (9, 70, 900)),
 )  # fmt: skip
 HIGHEST = 2**63
 SUBSCRIPTION = {
@@ -257,6 +259,17 @@ async def test_namespace_without_own_max_producers_has_the_brokers(
     async with serving(answer) as url, Http.open() as http:
         admin = Admin(http, url, Access.bearer("x"))
         assert await admin.max_producers("t/n", max_age=0) == expected
+
+
+@pytest.mark.parametrize("depth", [MOST_NESTED, MOST_NESTED + 1, 900, 100_000])
+def test_deeply_nested_answer_is_refused(depth: int) -> None:
+    """The operator writes unknown fields of a policy again, which fails deeper in its stack."""
+    answer = ("[" * depth + "]" * depth).encode()
+    if depth <= MOST_NESTED:
+        assert parse_answer(answer)
+    else:
+        with pytest.raises(ValueError, match="nested"):
+            parse_answer(answer)
 
 
 def test_every_reading_call_gets_hostile_answers() -> None:
