@@ -13,17 +13,21 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
+from redrive.policy.envelope import CAUSE_TYPE, REPLAY_PROOF, REPLAY_SOURCE
 from redrive.policy.naming import TopicName
 from sandbox import chart, installation
 from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
+from tests.chaos import hostile_queues
+from tests.chaos.hostile_queues import HostileQueueServer, QueueVictim
 from tests.chaos.hostile_servers import FaultyApiServer, HostileBroker
 from tests.integration.provision.conftest import MakeShop, redrive
 from tests.integration.provision.conftest import Shop as Namespace
@@ -35,6 +39,7 @@ __all__ = ["shop"]
 OBJECTS = 150
 GENUINE = 30
 """Dead letters of the victim in each Replay."""
+FORGED = "Forged"
 FAULTY_SHARE = 1 / 8
 """Share of the requests of the operator that the API server answers wrongly."""
 LONG_ROLES = [f"thief-{'x' * 55}-{number:02}" for number in range(32)]
@@ -56,10 +61,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @dataclass(frozen=True)
 class Attacker:
-    """A namespace that may use a connection of the victim, and its random source."""
+    """A namespace that may use connections of the victim, and its random source.
+
+    Attributes:
+        queues: the victim's policy of RocketMQ.
+        hostile_queues: address of a hostile server of RocketMQ.
+    """
 
     namespace: Namespace
     victim: Shop
+    queues: QueueVictim
+    hostile_queues: str
     chosen: random.Random
 
     def value_like(self, value: object) -> object:
@@ -82,9 +94,10 @@ class Attacker:
             return (*map(str, topics), f"{policy.topic}-partition-0", f"{namespace}/*", new)
         if re.fullmatch("[0-9]+[smhd]", text):
             return ("0s", "1s", "1d1s", "99999999d", "10000d")
-        if re.fullmatch("[a-z0-9-]+", text):
-            names = ("orders", "main", "lent", "fulfilment", "replayer", "thief", "redrive")
-            return (*names, "a" * 63, "a" * 250, self.victim.name, *self.victim.tokens)
+        if re.fullmatch("[-%_A-Za-z0-9]+", text):
+            own = "orders", "main", "lent", "fulfilment", "replayer", "thief", "redrive"
+            queues = *self.queues.names, "queues", "lent-queues", *hostile_queues.SYSTEM_NAMES
+            return (*own, *queues, "a" * 63, "a" * 250, self.victim.name, *self.victim.tokens)
         return (text,)
 
     def originals(self) -> Iterator[Body]:
@@ -94,6 +107,7 @@ class Attacker:
         secret = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
         while True:
             number = self.chosen.randrange(10**6)
+            yield from hostile_queues.objects(self.queues, self.hostile_queues, self.chosen)
             yield redrive(
                 "RetryPolicy",
                 {
@@ -219,6 +233,30 @@ class Attacker:
         raw += [RawEntry(b"", json.dumps(forged)[: self.chosen.randint(0, 80)].encode())]
         store(self.victim.sandbox.pulsar, topic, raw)
 
+    def forge_evidence(self, count: int) -> None:
+        """Send messages to the retry topic as if Replays had moved them, by names of producers.
+
+        Their causes are `FORGED`. One of a genuine message has its source and proof.
+        """
+        topic = f"{self.victim.policy.retry_topic}-partition-0"
+        client = self.victim.client()
+        with closing(client.create_reader(topic, pulsar.MessageId.earliest)) as reader:
+            genuine = reader.read_next(30_000)
+        proofs = genuine.properties()[REPLAY_PROOF], "0" * 32, "", "\u202e"
+        source = genuine.properties()[REPLAY_SOURCE]
+        sources = source, f"{source}9", source.replace(":0", ":1"), "x", ""
+        names = genuine.producer_name(), f"redrive-replay-{'0' * 32}", "thief"
+        for number in range(count):
+            properties = {"id": f"forged-{number}", CAUSE_TYPE: FORGED}
+            properties[REPLAY_SOURCE] = self.chosen.choice(sources)
+            properties[REPLAY_PROOF] = self.chosen.choice(proofs)
+            name = f"{self.chosen.choice(names)}{self.chosen.choice(['', number])}"
+            sequence_id = self.chosen.choice([0, 1, 2**31, 2**63 - 2, 2**63 - 1])
+            producer = client.create_producer(topic, producer_name=name, batching_enabled=False)
+            with closing(producer), suppress(pulsar.PulsarException):  # the broker has the number
+                producer.send(b"", properties=properties, sequence_id=sequence_id)
+        client.close()
+
 
 def fields(value: object) -> Iterator[tuple[Any, Any]]:
     """Yield the container and key of each value within a document, at all depths."""
@@ -265,8 +303,12 @@ def lend(victim: Shop, attacker: Namespace) -> None:
     victim.apply("redrive.io/v1beta1", "BrokerConnection", "lent", spec=spec | {"allow": [rule]})
 
 
-def use_hostile_broker(attacker: Namespace, broker: HostileBroker) -> None:
-    """Give the attacker's namespace a connection of its own, to a hostile admin API."""
+def use_hostile_servers(attacker: Namespace, broker: HostileBroker, queues: str) -> None:
+    """Give the attacker's namespace connections of its own, to hostile servers."""
+    every = {"name": "all", "topics": ["*"], "groups": ["*"], "deletion": "Allowed"}
+    cluster = {"nameServers": [queues], "authentication": {"type": "None"}, "allow": [every]}
+    body = redrive("BrokerConnection", {"rocketmq": cluster})
+    attacker.apply({"hostile-queues": body})
     attacker.connection(
         "hostile",
         adminURL=broker.url,
@@ -275,11 +317,12 @@ def use_hostile_broker(attacker: Namespace, broker: HostileBroker) -> None:
 
 
 def delete_all(attacker: Namespace) -> None:
-    """Delete the objects of the attacker; a hostile admin API permits no cleanup."""
-    for body in attacker.objects("retrypolicy"):
-        if body["spec"]["connectionRef"]["name"] == "hostile":
-            attacker.annotate(body["metadata"]["name"], skip_cleanup="true")
-    kinds = "retrypolicy,replay,inspection"
+    """Delete the objects of the attacker; hostile servers permit no cleanup."""
+    for kind in ("retrypolicy", "rocketmqretrypolicy"):
+        for body in attacker.objects(kind):
+            if body["spec"]["connectionRef"]["name"].startswith("hostile"):
+                attacker.annotate(body["metadata"]["name"], kind, skip_cleanup="true")
+    kinds = "retrypolicy,rocketmqretrypolicy,replay,inspection"
     attacker.kubectl("delete", kinds, "--all", f"--timeout={SECONDS}s")
 
 
@@ -291,31 +334,50 @@ def move_dead_letters(victim: Shop, name: str) -> None:
     assert (counts["matched"], counts["moved"], counts["left"]) == (GENUINE, GENUINE, 0)
 
 
-@pytest.mark.timeout(5 * SECONDS)
+@pytest.fixture
+def queues(shop: Shop, tmp_path: Path) -> Iterator[QueueVictim]:
+    """The victim's policy of RocketMQ, and its cluster."""
+    with QueueVictim.working(shop, tmp_path) as victim:
+        yield victim
+
+
+@pytest.mark.timeout(6 * SECONDS)
 def test_random_attacks_change_nothing_of_another_tenant(
-    shop: Shop, make_shop: MakeShop, operator_process: Path, seed: int
+    shop: Shop, make_shop: MakeShop, queues: QueueVictim, operator_process: Path, seed: int
 ) -> None:
-    attacker = Attacker(make_shop(), shop, random.Random(seed))  # noqa: S311
-    chart.prepare_replays(shop.sandbox.cluster, attacker.namespace.namespace)
+    chosen, namespace = random.Random(seed), make_shop()  # noqa: S311
+    chart.prepare_replays(shop.sandbox.cluster, namespace.namespace)
     shop.declare()
-    lend(shop, attacker.namespace)
+    lend(shop, namespace)
+    queues.lend(namespace.namespace)
     move_dead_letters(shop, "before")
-    before = protected(shop)
+    queues.move_dead_letters("before")
+    before = protected(shop), queues.protected()
     operator = shop.sandbox.processes.pid(installation.OPERATOR)
 
     elsewhere = shop.sandbox.pulsar.admin_url
-    with HostileBroker.serving(random.Random(seed), elsewhere) as broker:  # noqa: S311
-        use_hostile_broker(attacker.namespace, broker)
+    with (
+        HostileBroker.serving(random.Random(seed), elsewhere) as broker,  # noqa: S311
+        HostileQueueServer.serving(random.Random(seed)) as server,  # noqa: S311
+    ):
+        use_hostile_servers(namespace, broker, server.address)
+        attacker = Attacker(namespace, shop, queues, server.address, chosen)
         passed, refused = attacker.apply_objects()
         attacker.send_entries(shop.policy.ledger_topic, 4)
         attacker.send_entries(shop.policy.dead_letter_topic, 2)
+        attacker.forge_evidence(12)
+        queues.write_forged(chosen)
         move_dead_letters(shop, "meanwhile")
+        queues.move_dead_letters("meanwhile")
 
-        assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
-        delete_all(attacker.namespace)
-    assert broker.answers  # few: the operator pauses the calls to a failing connection
-    assert broker.credentials <= {f"Bearer {token}" for token in attacker.namespace.tokens}
-    assert protected(shop) == before
+        genuine = [cause for cause in shop.replayed() if cause != FORGED]
+        assert genuine == ["WarehouseDown"] * 2 * GENUINE
+        queues.check_copies()
+        delete_all(namespace)
+    # Few: the operator pauses the calls to a failing connection.
+    assert min(broker.answers, server.answers)
+    assert broker.credentials <= {f"Bearer {token}" for token in namespace.tokens}
+    assert (protected(shop), queues.protected()) == before
     assert min(passed, refused) > OBJECTS // 8
     assert shop.sandbox.processes.pid(installation.OPERATOR) == operator
     assert "Traceback" not in operator_process.read_text()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.api.permissions import LabelSelector, Permissions
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
@@ -189,6 +193,70 @@ def test_schema_may_be_copied_to_topics_of_the_same_roles(
         {"topics": [OWN], "roles": ["thief"]},
     )
     assert not both.allows_schema_copy(ORDERS, RETRY)
+
+
+ROLES = ("replayer", "replay-eu", "fulfilment", "shop.orders", "*")
+RULES = st.lists(
+    st.fixed_dictionaries({
+        "namespaces": st.sampled_from([
+            {"names": ["shop"]}, {"names": ["billing"]}, {"names": ["shop", "billing"]}, None,
+        ]),
+        "topics": st.lists(st.sampled_from([
+            str(ORDERS), str(PAYROLL), "persistent://shop/prod/*", "persistent://*/*/orders",
+            "persistent://{namespace}/prod/pay*", "persistent://shop/other/*",
+        ]), min_size=1, max_size=3, unique=True),
+        "roles": st.lists(st.sampled_from([
+            "replayer", "replay*", "*", "{namespace}.*", "fulfilment", "Replayer",
+        ]), max_size=3, unique=True),
+    }),
+    max_size=5,
+)  # fmt: skip
+
+
+def allowed_by(rules: list[dict[str, Any]], namespace: str, topic: TopicName, role: str) -> bool:
+    """Return True if one rule for the namespace has both; the connection is in `shop`."""
+
+    def has(patterns: list[str], name: str) -> bool:
+        texts = [pattern.replace("{namespace}", namespace) for pattern in patterns]
+        return any(re.fullmatch(re.escape(text).replace(r"\*", "[^/]*"), name) for text in texts)
+
+    return any(
+        namespace in (rule["namespaces"] or {"names": ["shop"]})["names"]
+        and has(rule["topics"], str(topic))
+        and has(rule["roles"], role)
+        for rule in rules
+    )
+
+
+@given(
+    RULES,
+    st.sampled_from(["shop", "billing", "thief"]),
+    st.sampled_from([ORDERS, PAYROLL]),
+    st.sampled_from(ROLES),
+)
+def test_generated_rules_give_rights_to_their_own_namespace(
+    rules: list[dict[str, Any]], namespace: str, topic: TopicName, role: str
+) -> None:
+    given_rules = [{k: v for k, v in rule.items() if v is not None} for rule in rules]
+    try:
+        rights = permissions(*given_rules, namespace=namespace)
+    except RedriveError:  # no rule is for the namespace
+        assert not allowed_by(rules, namespace, topic, role)
+        return
+    allowed = allowed_by(rules, namespace, topic, role)
+    assert (rights.first_refused([role], [topic]) is None) is allowed
+
+
+@given(RULES, st.sampled_from(["shop", "billing"]))
+def test_schema_is_copied_only_where_each_role_may_see_it(
+    rules: list[dict[str, Any]], namespace: str
+) -> None:
+    given_rules = [{k: v for k, v in rule.items() if v is not None} for rule in rules]
+    with suppress(RedriveError):  # no rule is for the namespace
+        rights = permissions(*given_rules, namespace=namespace)
+        if rights.allows_schema_copy(ORDERS, PAYROLL):
+            seeing = {r for r in ROLES if allowed_by(rules, namespace, PAYROLL, r)}
+            assert all(allowed_by(rules, namespace, ORDERS, role) for role in seeing)
 
 
 def test_rule_without_namespaces_covers_only_its_own() -> None:

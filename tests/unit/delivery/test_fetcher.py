@@ -13,9 +13,18 @@ from typing import Any, cast
 
 import pulsar
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive import Event, Policy, RetryConsumer
-from redrive.delivery.arrivals import BURST, Arrivals, ConnectionWatch, EarlyRetries
+from redrive.delivery.arrivals import (
+    AHEAD_SECONDS,
+    BURST,
+    RETRIES_MEASURED,
+    Arrivals,
+    ConnectionWatch,
+    EarlyRetries,
+)
 from redrive.delivery.concurrency import Deadline, SignalSafeToken, Timer
 from redrive.delivery.fetcher import ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
@@ -361,6 +370,30 @@ def test_clock_is_ahead_if_last_retries_are_late_alike(
         retry = retry_of(number, f"{delay.total_seconds() * 1_000:.0f}")
         reports.append(early.clock_ahead(cast("pulsar.Message", retry)))
     assert [report for report in reports if report is not None] == reported
+
+
+@given(
+    st.floats(-(10**6), 10**6),
+    st.lists(st.floats(0, 2.9), min_size=RETRIES_MEASURED, max_size=3 * RETRIES_MEASURED),
+    st.floats(11, 200),
+)
+def test_clock_ahead_by_any_time_is_reported_once(
+    skew: float, jitter: list[float], apart: float
+) -> None:
+    """A clock that is behind, or ahead by less than a tick of the broker, is not reported."""
+    clock = VirtualClock(SENT)
+    clock.advance(timedelta(days=9))
+    early, reports = EarlyRetries(clock), []
+    for number, late in enumerate(jitter):
+        clock.advance(timedelta(seconds=apart))
+        delay = (clock.now() - SENT) - timedelta(seconds=skew + late)
+        retry = retry_of(number, f"{max(0.0, delay.total_seconds()) * 1_000:.0f}")
+        reports.append(early.clock_ahead(cast("pulsar.Message", retry)))
+    reported = [report for report in reports if report is not None]
+    if skew < AHEAD_SECONDS - 3:
+        assert reported == []
+    elif skew > AHEAD_SECONDS + 1:
+        assert [round(report - skew) in range(4) for report in reported] == [True]
 
 
 def test_message_without_delay_shows_no_clock() -> None:

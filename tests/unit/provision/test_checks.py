@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from redrive.admin.model import NamespaceState, TopicSubscriptions
 from redrive.api import Body
@@ -521,6 +523,33 @@ def test_rival_of_another_namespace_is_not_named(
     assert fields == {"blockedBy": "another namespace"}
     words = {"rivals", "project-x"} | ({"orders-eu"} if collides else set())
     assert [word for word in words if word in str(violation)] == []
+
+
+FOREIGN = st.from_regex("zq[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?", fullmatch=True)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(FOREIGN, FOREIGN, FOREIGN, st.booleans())
+def test_no_generated_name_of_another_namespace_is_shown(  # noqa: PLR0913, PLR0917  fixtures
+    policy: MakeBody,
+    requested: MakeRequest,
+    namespace: str,
+    name: str,
+    subscription: str,
+    collides: bool,  # noqa: FBT001  generated
+) -> None:
+    """Names of the namespace and the policy, and of the subscription if only the names collide."""
+    theirs = {"topic": "persistent://shop/prod/orders-eu", "subscription": subscription}
+    own = {"topic": "persistent://shop/prod/orders", "subscription": f"eu-{subscription}"}
+    body = policy(name, **theirs)
+    body["metadata"]["namespace"] = namespace
+    loser = requested(policy("b", age=2, **own if collides else theirs))
+    violation = prior_claim(loser, dataclasses.replace(requested(body), is_proven=True))
+    assert violation is not None
+    shown = f"{violation} {Outcome.failed(violation).fields}".replace(subscription, "")
+    assert namespace not in shown
+    assert name not in shown
+    assert not (collides and "orders-eu'" in shown)
 
 
 def test_uid_decides_between_policies_of_same_age(policy: MakeBody, requested: MakeRequest) -> None:

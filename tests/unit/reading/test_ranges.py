@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import string
 from typing import Any
+from urllib.parse import unquote_plus
 
 import pytest
 from hypothesis import given, settings
@@ -205,6 +207,31 @@ def test_encoded_subscription_is_found(name: str, cursor_name: str) -> None:
     assert entries_of(partition.behind(NOWHERE))
     with raises("SubscriptionMissing", match=f"got .'{name}'.; wait"):
         Partition.from_stats(0, stats("3:4", {3: 0}, cursors), "redrive")
+
+
+NAMES = st.text(min_size=1, max_size=20) | st.text(
+    "ab:/%+~*. _-&=?#\\\u00fc\u202e\U0001f600", min_size=1, max_size=9
+)
+
+
+def encoded(name: str) -> str:
+    """Return the name of a cursor, as `java.net.URLEncoder` writes it."""
+    kept = f"{string.ascii_letters}{string.digits}.-*_".encode()
+    written = (chr(b) if b in kept else "+" if b == 32 else f"%{b:02X}" for b in name.encode())
+    return "".join(written)
+
+
+@given(NAMES, st.lists(NAMES, max_size=5))
+def test_each_subscription_is_read_in_its_own_place(name: str, others: list[str]) -> None:
+    """Others may have names that look encoded, like `a%3Ab` beside `a:b`."""
+    others = [*others, encoded(name), unquote_plus(name), name.upper()]
+    cursors = {encoded(other): cursor("3:4") for other in others if other != name}
+    with raises("SubscriptionMissing"):
+        Partition.from_stats(0, stats("3:4", {3: 0}, cursors), name)
+    cursors[encoded(name)] = cursor("3:1")
+    own = Partition.from_stats(0, stats("3:4", {3: 0}, cursors), name)
+    assert entries_of(own.behind(NOWHERE))
+    assert own.acknowledged == Acknowledged.from_cursor(cursor("3:1"))
 
 
 def test_topic_without_subscription_is_refused() -> None:

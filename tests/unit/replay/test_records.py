@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import pulsar
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -29,7 +29,9 @@ from redrive.replay import audit, records, refused
 from redrive.replay import ledger as ledger_module
 from redrive.replay.account import Account
 from redrive.replay.audit import AuditFindings
-from redrive.replay.evidence import LedgerKey, SignedRecord
+from redrive.replay.evidence import CODE, NUMBER, LedgerKey, SignedRecord
+from redrive.replay.evidence import KEY as KEY_PROPERTY
+from redrive.replay.evidence import OWNER as OWNER_PROPERTY
 from redrive.replay.ledger import FencedError, Lease, Ledger
 from redrive.replay.ledger import read as read_ledger
 from redrive.replay.records import (
@@ -557,6 +559,46 @@ def test_takeover_writes_records_with_copied_keys_again() -> None:
     topic.stored = [message for message in topic.stored if message in last.values()]
     read = read_ledger(topic.as_client(), LEDGER, KEY)
     assert read.range(OF) == RangeRecord(4, moved={UID: 1})
+
+
+TEXTS = st.text(max_size=9) | st.sampled_from(["owner", "range/0.7.0.9", "a", "\x00", "\u202e"])
+SIGNED = st.builds(SignedRecord, TEXTS, st.binary(max_size=9), TEXTS, st.integers(0, 10**18 - 1))
+OTHER_CODES = st.text(max_size=33) | st.from_regex("[0-9a-f]{32}", fullmatch=True)
+
+
+@given(SIGNED, SIGNED, st.sampled_from(["key", "value", "owner", "number", "code", "message key"]),
+       OTHER_CODES)  # fmt: skip
+def test_record_with_any_changed_part_is_not_verified(
+    record: SignedRecord, other: SignedRecord, part: str, code: str
+) -> None:
+    names = {"key": KEY_PROPERTY, "owner": OWNER_PROPERTY, "number": NUMBER, "code": CODE}
+    topic_key, value, properties = KEY.topic_key(record.key), record.value, KEY.properties(record)
+    assert KEY.verify(topic_key, value, properties) == record
+    changed = {"value": other.value} if part == "value" else {}
+    if part == "message key":
+        topic_key = KEY.topic_key(other.key)
+        assume(topic_key != KEY.topic_key(record.key))
+    elif part == "value":
+        assume(changed["value"] != value)
+    else:
+        forged = code if part == "code" else KEY.properties(other)[names[part]]
+        assume(forged != properties[names[part]])
+        properties |= {names[part]: forged}
+    assert KEY.verify(topic_key, changed.get("value", value), properties) is None
+
+
+@given(st.text(max_size=60), OTHER_CODES, st.text(max_size=9), st.integers())
+def test_proof_of_a_move_is_for_one_source_and_target(
+    source: str, forged: str, suffix: str, sequence_id: int
+) -> None:
+    """Producer names and sequence ids are no evidence: the code is."""
+    proof = KEY.proof(source, LEDGER)
+    assert KEY.proves(proof, source, LEDGER)
+    other = f"{source}{suffix or sequence_id}"
+    assert not KEY.proves(proof, other, LEDGER)
+    assert not KEY.proves(proof, source, LEDGER.sibling("other"))
+    assert KEY.proves(forged, source, LEDGER) is (forged == proof)
+    assert LedgerKey(b"other" * 8).proof(source, LEDGER) != proof
 
 
 def test_codes_differ_by_key_purpose_and_each_part() -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive.api.replay_status import ADMITTED, CHECKED
@@ -91,6 +91,23 @@ def test_deadline_counts_by_the_clock_of_the_api_server(
     begun = run(FIRST)
     assert begun.report(Account(matched=2, moved=1, left=1)) is desired
     assert begun.desired_state() is desired
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(-100_000, 100_000), st.integers(1, 1_000), st.floats(0, 2_000))
+def test_no_clock_of_a_node_moves_the_deadline(
+    api: FakeKubernetes, skew: float, minutes: int, elapsed: float
+) -> None:
+    """The clock of the node is ahead or behind by *skew* hours."""
+    now = wall_clock() + timedelta(hours=skew)
+    replay = api.objects[resources.REPLAYS][KEY]
+    replay["spec"]["deadline"] = f"{minutes}m"
+    replay["status"] = {"startTime": (now - timedelta(minutes=elapsed)).isoformat()}
+    api.server_time = now
+    begun = run(FIRST)
+    is_past = timedelta(minutes=elapsed) >= timedelta(minutes=minutes)
+    desired = DesiredState.EXPIRE if is_past else DesiredState.RUN
+    assert begun.report(Account(matched=2, moved=1, left=1)) is desired
 
 
 def run(token: EntryId) -> Progress:

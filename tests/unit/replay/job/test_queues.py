@@ -357,7 +357,6 @@ def foreign_records(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
     return content, {"KEYS": KEY.topic_key(uid), **signed}
 
 
-@pytest.mark.attack
 @given(
     st.lists(foreign_records(), max_size=6),
     st.lists(foreign_records(), max_size=6),
@@ -389,7 +388,6 @@ def test_forged_records_of_rocketmq_hide_no_dead_letter(
         assert move(job("two")).scanned == 0
 
 
-@pytest.mark.attack
 def test_copy_stored_at_another_master_hides_nothing(cluster: FakeCluster) -> None:
     """A consumer of the target can store a copy at each master."""
     cluster.failures = [None, None, KilledError("killed")]
