@@ -7,12 +7,14 @@ from the driver to running tasks, which read it before they send.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_type_hints
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, GetPydanticSchema, PlainSerializer, TypeAdapter
+from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
 from redrive.errors import InvalidSpecError
@@ -21,20 +23,43 @@ from redrive.reading.positions import EntryId, Tail, TargetPartition
 from redrive.reading.ranges import MAX_RANGE_ENTRIES, Range
 
 _Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 OWNER = "owner"
 """Key of the record with which a run takes the ledger over."""
 
-Parts = Mapping[str, Mapping[int, int]]
-"""Bitmaps of indexes of messages, by uid of a Replay and offset of an entry."""
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Offset = Annotated[int, Field(ge=0, lt=MAX_RANGE_ENTRIES)]
 
+Parts = Mapping[str, Mapping[_Offset, int]]
+"""Bitmaps of indexes of messages, by uid of a Replay and offset of an entry."""
 
 SentTo = tuple[TargetPartition, int | None]
 """Partition of a target, and the number of partitions at that time, see `Tail`."""
 
 Unproven = Mapping[SentTo, int]
 """Last offset of messages that may have been stored in a partition and deleted there since."""
+
+
+def _entry(text: str) -> EntryId:
+    entry = EntryId.parse(text)
+    if not all(-1 <= number < 2**63 for number in entry):
+        msg = f"no entry: {text}"
+        raise ValueError(msg)
+    return entry
+
+
+def _written_as(form: Any, parse: Callable[[Any], object]) -> GetPydanticSchema:  # noqa: ANN401
+    """Return the annotation of a field that JSON has in another form."""
+    return GetPydanticSchema(
+        lambda _, schema_of: core_schema.no_info_after_validator_function(parse, schema_of(form))
+    )
+
+
+_Bitmap = Annotated[int, _written_as(str, bitmap.decode), PlainSerializer(bitmap.encode)]
+_Entry = Annotated[EntryId, _written_as(str, _entry), PlainSerializer(str)]
+_Place = Annotated[TargetPartition, _written_as(str, TargetPartition.parse), PlainSerializer(str)]
+_WrittenTail = tuple[_Entry, _Count, _Count | None, _Count | None]
+_Tail = Annotated[Tail, _written_as(_WrittenTail, lambda parts: Tail(*parts))]
 
 
 class RefusedEntry(NamedTuple):
@@ -63,8 +88,51 @@ class RefusedMessage(NamedTuple):
     cause: str
 
 
+_Refused = Annotated[
+    RefusedEntry,
+    _written_as(tuple[_Entry, _Count, str], lambda parts: RefusedEntry(*parts)),
+]
+
+
+def _read_unproven(written: Iterable[tuple[TargetPartition, int | None, int]]) -> Unproven:
+    return {(place, partitions): through for place, partitions, through in written}
+
+
+def _write_unproven(unproven: Unproven) -> list[tuple[str, int | None, int]]:
+    return [(str(place), partitions, through) for (place, partitions), through in unproven.items()]
+
+
+class _Record:
+    """A part of a ledger that is stored as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        document: dict[str, Any] = self._shape().dump_python(vars(self), mode="json")
+        return document
+
+    @classmethod
+    def from_json(cls, written: bytes) -> Self:
+        """Parse the document of `to_json`.
+
+        Raises:
+            ValueError: the document has another shape.
+            InvalidSpecError: it names no topic.
+        """
+        return cls(**cls._shape().validate_json(written, strict=True))
+
+    @classmethod
+    @functools.cache
+    def _shape(cls) -> TypeAdapter[Any]:
+        """Return the shape of the JSON, which has all fields of the class."""
+        fields = get_type_hints(cls, include_extras=True)
+        return TypeAdapter(TypedDict(cls.__name__, fields))  # type: ignore[operator]
+
+
+_Stored = TypeVar("_Stored", bound=_Record)
+
+
 @dataclass(frozen=True)
-class RangeRecord:
+class RangeRecord(_Record):
     """Record of a range. Sets of entries are bitmaps of offsets.
 
     Attributes:
@@ -82,71 +150,24 @@ class RangeRecord:
             Later generations use other names.
     """
 
-    generation: int = 0
+    generation: _Count = 0
     leased: bool = False
-    moved: Mapping[str, int] = field(default_factory=dict)
+    moved: Mapping[str, _Bitmap] = field(default_factory=dict)
     partly: Parts = field(default_factory=dict)
-    tails: Mapping[TargetPartition, Tail] = field(default_factory=dict)
-    replays: frozenset[str] | None = frozenset()
-    unproven: Unproven = field(default_factory=dict)
-    chunks: Mapping[int, EntryId] = field(default_factory=dict)
-    renamed: int = 0
+    tails: Mapping[_Place, _Tail] = field(default_factory=dict)
+    replays: Annotated[frozenset[str], PlainSerializer(sorted)] | None = frozenset()
+    unproven: Annotated[
+        Unproven,
+        _written_as(list[tuple[_Place, _Count | None, _Offset]], _read_unproven),
+        PlainSerializer(_write_unproven),
+    ] = field(default_factory=dict)
+    chunks: Mapping[_Offset, _Entry] = field(default_factory=dict)
+    renamed: _Count = 0
 
     @property
     def moved_by_any(self) -> int:
         """Return the entries that any Replay has moved."""
         return unite(self.moved.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "generation": self.generation,
-            "leased": self.leased,
-            "moved": {uid: bitmap.encode(bits) for uid, bits in self.moved.items()},
-            "partly": {
-                uid: {str(offset): bits for offset, bits in entries.items()}
-                for uid, entries in self.partly.items()
-            },
-            "tails": _write_entries((place, tail.entry) for place, tail in self.tails.items()),
-            "sentBy": {
-                str(place): [tail.generation, tail.partitions, tail.through]
-                for place, tail in self.tails.items()
-            },
-            "replays": None if self.replays is None else sorted(self.replays),
-            "unproven": [
-                [str(place), partitions, through]
-                for (place, partitions), through in self.unproven.items()
-            ],
-            "chunks": _write_entries(self.chunks.items()),
-            "renamed": self.renamed,
-        }
-
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> RangeRecord:
-        """Parse the document of `to_json`. Earlier images write fewer fields."""
-        replays = written.get("replays")
-        sent_by = {place: _read_sent_by(*by) for place, by in written.get("sentBy", {}).items()}
-        tails = _read_entries(written["tails"], str)
-        return cls(
-            written["generation"],
-            written["leased"],
-            {uid: bitmap.decode(bits) for uid, bits in written["moved"].items()},
-            {
-                uid: {int(offset): bits for offset, bits in entries.items()}
-                for uid, entries in written["partly"].items()
-            },
-            {
-                TargetPartition.parse(place): Tail(entry, *sent_by.get(place, ()))
-                for place, entry in tails.items()
-            },
-            None if replays is None else frozenset(replays),
-            {
-                (TargetPartition.parse(place), partitions): through
-                for place, partitions, through in written.get("unproven", [])
-            },
-            _read_entries(written.get("chunks", {}), int),
-            written.get("renamed", 0),
-        )
 
 
 class EntriesRead(NamedTuple):
@@ -166,7 +187,7 @@ class EntriesRead(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RangePlan:
+class RangePlan(_Record):
     """Plan of one Replay for the entries of a range.
 
     Attributes:
@@ -184,16 +205,16 @@ class RangePlan:
             client can show them.
     """
 
-    scanned: int
-    selected: int
-    sizes: Mapping[int, int]
-    refused: tuple[RefusedEntry, ...]
-    skipped: int = bitmap.EMPTY
+    scanned: _Count
+    selected: _Bitmap
+    sizes: Mapping[_Offset, _Count]
+    refused: tuple[_Refused, ...]
+    skipped: _Bitmap = bitmap.EMPTY
     done: bool = False
-    chunks: Mapping[int, EntryId] = field(default_factory=dict)
-    unread: int = bitmap.EMPTY
-    unevaluated: int = 0
-    discarded: int = 0
+    chunks: Mapping[_Offset, _Entry] = field(default_factory=dict)
+    unread: _Bitmap = bitmap.EMPTY
+    unevaluated: _Count = 0
+    discarded: _Count = 0
 
     @classmethod
     def of_unread(cls, entries: int) -> RangePlan:
@@ -289,40 +310,9 @@ class RangePlan:
             done=done,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "scanned": self.scanned,
-            "selected": bitmap.encode(self.selected),
-            "sizes": {str(offset): count for offset, count in self.sizes.items()},
-            "refused": [[str(entry), count, cause] for entry, count, cause in self.refused],
-            "skipped": bitmap.encode(self.skipped),
-            "done": self.done,
-            "chunks": _write_entries(self.chunks.items()),
-            "unread": bitmap.encode(self.unread),
-            "unevaluated": self.unevaluated,
-            "discarded": self.discarded,
-        }
-
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> RangePlan:
-        """Parse the document of `to_json`."""
-        return cls(
-            written["scanned"],
-            bitmap.decode(written["selected"]),
-            {int(offset): count for offset, count in written["sizes"].items()},
-            tuple(RefusedEntry(_entry(e), n, cause) for e, n, cause in written["refused"]),
-            bitmap.decode(written["skipped"]),
-            written["done"],
-            _read_entries(written.get("chunks", {}), int),
-            bitmap.decode(written["unread"]) if "unread" in written else bitmap.EMPTY,
-            written.get("unevaluated", 0),
-            written.get("discarded", 0),
-        )
-
 
 @dataclass(frozen=True)
-class Header:
+class Header(_Record):
     """Header of the plan of a Replay. It is written last, so a plan with a header is complete.
 
     Attributes:
@@ -335,75 +325,13 @@ class Header:
     """
 
     replay: str
-    target_partitions: int
+    target_partitions: _Count
     reason: str = ""
     ticket: str = ""
-    began: Mapping[TargetPartition, EntryId] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        written = {
-            "replay": self.replay,
-            "target_partitions": self.target_partitions,
-            "reason": self.reason,
-            "ticket": self.ticket,
-        }
-        # Empty values are left out, because earlier images do not know the field.
-        return written | ({"began": _write_entries(self.began.items())} if self.began else {})
-
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> Header:
-        """Parse the document of `to_json`."""
-        began = _read_entries(written.get("began", {}), TargetPartition.parse)
-        return cls(**{**written, "began": began})
+    began: Mapping[_Place, _Entry] = field(default_factory=dict)
 
 
-_Count = Annotated[int, Field(ge=0, lt=2**31)]
-_Offset = Annotated[int, Field(ge=0, lt=MAX_RANGE_ENTRIES)]
-
-
-class _RangeShape(TypedDict):
-    """JSON of a `RangeRecord`."""
-
-    generation: _Count
-    leased: bool
-    moved: dict[str, str]
-    partly: dict[str, dict[_Offset, int]]
-    tails: dict[str, str]
-    sentBy: NotRequired[dict[str, Annotated[list[_Count | bool | None], Field(min_length=3)]]]
-    replays: NotRequired[list[str] | None]
-    unproven: NotRequired[list[tuple[str, _Count | None, _Offset]]]
-    chunks: NotRequired[dict[_Offset, str]]
-    renamed: NotRequired[_Count]
-
-
-class _PlanShape(TypedDict):
-    """JSON of a `RangePlan`."""
-
-    scanned: _Count
-    selected: str
-    sizes: dict[_Offset, _Count]
-    refused: list[tuple[str, _Count, str]]
-    skipped: str
-    done: bool
-    chunks: NotRequired[dict[_Offset, str]]
-    unread: NotRequired[str]
-    unevaluated: NotRequired[_Count]
-    discarded: NotRequired[_Count]
-
-
-class _HeaderShape(TypedDict):
-    """JSON of a `Header`."""
-
-    replay: str
-    target_partitions: _Count
-    reason: NotRequired[str]
-    ticket: NotRequired[str]
-    began: NotRequired[dict[str, str]]
-
-
-_OWNER, _RANGE = TypeAdapter(str), TypeAdapter(_RangeShape)
-_PLAN, _HEADER = TypeAdapter(_PlanShape), TypeAdapter(_HeaderShape)
+_OWNER = TypeAdapter(str)
 
 
 class Records:
@@ -442,12 +370,12 @@ class Records:
             case "owner":
                 self.owner = _OWNER.validate_json(value, strict=True) if value else ""
             case "range":
-                _put(self.ranges, Range.parse(rest), value, _RANGE, RangeRecord.from_json)
+                _put(self.ranges, Range.parse(rest), value, RangeRecord)
             case "plan" if piece:
                 plan = self.plans.setdefault(uid, {})
-                _put(plan, Range.parse(piece), value, _PLAN, RangePlan.from_json)
+                _put(plan, Range.parse(piece), value, RangePlan)
             case "plan":
-                _put(self.headers, uid, value, _HEADER, Header.from_json)
+                _put(self.headers, uid, value, Header)
             case "permit":  # for tasks, see `Lease`
                 pass
             case _:
@@ -510,42 +438,9 @@ def unite(bitmaps: Iterable[int]) -> int:
     return union
 
 
-def _write_entries(entries: Iterable[tuple[object, EntryId]]) -> dict[str, str]:
-    return {str(key): str(entry) for key, entry in entries}
-
-
-def _read_sent_by(
-    generation: int, partitions: int | None, through: int | None, *batches: bool
-) -> tuple[int, int | None, int | None]:
-    """Parse the other fields of a `Tail`.
-
-    Earlier images wrote `batches` if the broker knew only the first message of each batch. The last
-    sequence id has no meaning then, as for an unknown lease.
-    """
-    return 0 if batches else generation, partitions, through
-
-
-def _read_entries(written: Mapping[str, str], parse: Callable[[str], _Key]) -> dict[_Key, EntryId]:
-    return {parse(key): _entry(entry) for key, entry in written.items()}
-
-
-def _entry(text: str) -> EntryId:
-    entry = EntryId.parse(text)
-    if not all(-1 <= number < 2**63 for number in entry):
-        msg = f"no entry: {text}"
-        raise ValueError(msg)
-    return entry
-
-
-def _put(
-    into: dict[_Key, _Value],
-    key: _Key,
-    value: bytes,
-    shape: TypeAdapter[Any],
-    read: Callable[[Any], _Value],
-) -> None:
+def _put(into: dict[_Key, _Stored], key: _Key, value: bytes, kind: type[_Stored]) -> None:
     if value:
-        into[key] = read(shape.validate_json(value, strict=True))
+        into[key] = kind.from_json(value)
     else:
         into.pop(key, None)
 
@@ -555,7 +450,7 @@ PERMIT = "permit"
 
 
 @dataclass(frozen=True)
-class Permit:
+class Permit(_Record):
     """Permit of one task.
 
     Attributes:
@@ -565,19 +460,3 @@ class Permit:
 
     rate: Annotated[float, Field(gt=0)] | None = None
     drain: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {"rate": self.rate, "drain": self.drain}
-
-    @classmethod
-    def from_json(cls, written: bytes) -> Permit:
-        """Parse the document of `to_json`.
-
-        Raises:
-            ValueError: the document has another shape.
-        """
-        return _PERMIT.validate_json(written, strict=True)
-
-
-_PERMIT = TypeAdapter(Permit)

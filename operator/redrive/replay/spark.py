@@ -30,7 +30,7 @@ from redrive.reading import bitmap, broker, rows
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
-from redrive.replay.account import MAX_LEADERS, CauseFigures, Leaders
+from redrive.replay.account import MAX_LEADERS, Leaders
 from redrive.replay.job import plan
 from redrive.replay.job.plan import (
     PlannedRange,
@@ -40,7 +40,6 @@ from redrive.replay.job.plan import (
 )
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
-from redrive.replay.records import RangePlan
 from redrive.replay.spec import Choice, Chooser, FailureCause, ReplayJob
 from redrive.replay.task import RangeTask, TaskFailure
 
@@ -135,25 +134,12 @@ class Spark:
         if self._job.where is None:
             # No row is passed to the JVM.
             tasks = self._spark.sparkContext.parallelize(groups, len(groups))
-            written = tasks.flatMap(functools.partial(_plan, self._scanned)).collect()
+            yield from tasks.flatMap(functools.partial(_plan, self._scanned)).collect()
         else:
             choices = {scan.piece.range: scan.choice for scan in scans}
             fold = functools.partial(_fold, self._job, choices, self._scanned)
-            written = (
-                selected_rows(self._spark, self._job.where, groups)
-                .rdd.mapPartitions(fold)
-                .collect()
-            )
-        for document in map(json.loads, written):
-            yield PlannedRange(
-                Range.parse(document["range"]),
-                RangePlan.from_json(document["plan"]),
-                {FailureCause(*cause): CauseFigures(*n) for cause, n in document["causes"]},
-                tuple(Position(*sample) for sample in document["samples"]),
-                document["size"],
-                {key: FailureCause(*cause) for key, cause in document["leaders"].items()},
-                document["following"],
-            )
+            messages = selected_rows(self._spark, self._job.where, groups)
+            yield from messages.rdd.mapPartitions(fold).collect()
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range.
@@ -221,8 +207,8 @@ class _Sum(AccumulatorParam[Scanned]):
         return value1 + value2
 
 
-def _plan(scanned: Accumulator[Scanned], group: Sequence[Scan]) -> list[str]:
-    return [_written(planned, scanned) for planned in plan.scan_all(group)]
+def _plan(scanned: Accumulator[Scanned], group: Sequence[Scan]) -> list[PlannedRange]:
+    return [_counted(planned, scanned) for planned in plan.scan_all(group)]
 
 
 def _move_all(tasks: Sequence[RangeTask]) -> Sequence[RangeResult] | TaskFailure:
@@ -238,7 +224,7 @@ def _fold(
     choices: Mapping[Range, Choice],
     scanned: Accumulator[Scanned],
     messages: Iterable[Row],
-) -> Iterator[str]:
+) -> Iterator[PlannedRange]:
     """Yield the plans of the ranges that a task has read."""
     with broker.connect(job.service_url) as client:
         refusal = schema_refusals(client, job.policy.dead_letter_topic)
@@ -247,7 +233,7 @@ def _fold(
             choice, leaders = choices[source_range], Leaders(sequences)
             chooser = Chooser(choice)
             seen = (_scanned_message(row, chooser, leaders) for row in group)
-            yield _written(plan.plan(source_range, seen, refusal, choice, leaders.causes), scanned)
+            yield _counted(plan.plan(source_range, seen, refusal, choice, leaders.causes), scanned)
 
 
 def _range(row: Row) -> Range:
@@ -279,19 +265,9 @@ def _scanned_message(row: Row, chooser: Chooser, leaders: Leaders) -> ScannedMes
     )
 
 
-def _written(planned: PlannedRange, scanned: Accumulator[Scanned]) -> str:
+def _counted(planned: PlannedRange, scanned: Accumulator[Scanned]) -> PlannedRange:
     scanned.add(Scanned.of(planned))
-    return json.dumps(
-        {
-            "range": str(planned.range),
-            "plan": planned.plan.to_json(),
-            "causes": list(planned.causes.items()),
-            "samples": planned.samples,
-            "size": planned.size,
-            "leaders": planned.leaders,
-            "following": planned.following,
-        }
-    )
+    return planned
 
 
 @dataclass

@@ -141,8 +141,8 @@ INVALID_RECORDS: dict[str, tuple[str, object]] = {
     "no set": (records.range_key(OF), RECORD | {"moved": {UID: "all"}}),
     "huge set": (records.range_key(OF), RECORD | {"moved": {UID: HUGE_SET}}),
     "no entry": (records.range_key(OF), RECORD | {"chunks": {"1": "7"}}),
-    "no topic": (records.range_key(OF), RECORD | {"tails": {"orders 0": "7:8"}}),
-    "short list": (records.range_key(OF), RECORD | {"sentBy": {"persistent://a/b/c 0": [1]}}),
+    "no topic": (records.range_key(OF), RECORD | {"tails": {"orders 0": ["7:8", 1, 0, 0]}}),
+    "short list": (records.range_key(OF), RECORD | {"tails": {"persistent://a/b/c 0": ["7:8"]}}),
     "offset of no entry": (records.range_key(OF), RECORD | {"partly": {UID: {"-1": 1}}}),
     "no range": ("range/0.7", RECORD),
     "huge range": ("range/0.7.0.99999999999", RECORD),
@@ -178,24 +178,6 @@ def test_mutated_record_is_read_or_skipped(record: RangeRecord, field: str, valu
     assert dict(ledger.items()).keys() - {records.OWNER} == set(
         map(records.range_key, ledger.ranges)
     )
-
-
-def test_record_of_older_image_has_no_sender() -> None:
-    place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
-    record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
-    written = record.to_json()
-    for unknown in ("sentBy", "replays", "unproven"):
-        del written[unknown]
-    read = RangeRecord.from_json(written)
-    assert (read.tails, read.replays) == ({place: Tail(EntryId(7, 8), 0, None, None)}, None)
-
-
-def test_last_id_of_older_batches_is_ignored() -> None:
-    place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
-    record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
-    written = record.to_json()
-    written["sentBy"][str(place)].append(True)
-    assert RangeRecord.from_json(written).tails == {place: Tail(EntryId(7, 8), 0, 2, 40)}
 
 
 @given(range_records, plans)
