@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
+
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from redrive.api.replay import MessageSelection, milliseconds
 from redrive.api.rocketmq import RocketMQMessages
@@ -73,12 +75,6 @@ class Choice:
             **others,
         )
 
-    @classmethod
-    def decode(cls, fields: dict[str, Any]) -> Choice:
-        """Return the choice with *fields* of a JSON object."""
-        lists = {name: tuple(text) for name, text in fields.items() if isinstance(text, list)}
-        return cls(**fields | lists)
-
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
@@ -119,6 +115,9 @@ class PodSize(NamedTuple):
     memory: int
 
 
+_Topic = Annotated[TopicName, PlainValidator(TopicName.parse_whole), PlainSerializer(str)]
+
+
 @dataclass(frozen=True)
 class ReplayJob:
     """One run.
@@ -148,7 +147,7 @@ class ReplayJob:
     namespace: str
     name: str
     uid: str
-    policy: Policy
+    policy: Annotated[Policy, PlainValidator(codec.decode), PlainSerializer(codec.encode)]
     service_url: str
     admin_url: str
     where: str | None
@@ -159,7 +158,7 @@ class ReplayJob:
     rate_limit: float | None = None
     choice: Choice = EVERYTHING
     approval_above: int | None = None
-    target: TopicName | None = None
+    target: _Topic | None = None
     exactly_once: bool = True
     follow_for: float | None = None
     batch: bool = False
@@ -182,30 +181,7 @@ class ReplayJob:
         locale C. It contains no dollar sign, because a kubelet replaces `$(NAME)` in arguments by
         the value of a variable, which may be a Secret, and any user may write a selection.
         """
-        written = json.dumps(
-            {
-                "namespace": self.namespace,
-                "name": self.name,
-                "uid": self.uid,
-                "policy": codec.encode(self.policy),
-                "serviceURL": self.service_url,
-                "adminURL": self.admin_url,
-                "where": self.where,
-                "dryRun": self.dry_run,
-                "review": self.review,
-                "reason": self.reason,
-                "ticket": self.ticket,
-                "rateLimit": self.rate_limit,
-                "choice": asdict(self.choice),
-                "approvalAbove": self.approval_above,
-                "target": str(self.target) if self.target else None,
-                "exactlyOnce": self.exactly_once,
-                "followFor": self.follow_for,
-                "batch": self.batch,
-                "pod": self.pod,
-            }
-        )
-        return without_dollars(written)
+        return _encoded(self)
 
     @classmethod
     def decode(cls, text: str) -> ReplayJob:
@@ -214,32 +190,7 @@ class ReplayJob:
         Raises:
             InvalidSpecError: the text has another form.
         """
-        try:
-            document = json.loads(text)
-            target, pod = document["target"], document["pod"]
-            return cls(
-                namespace=document["namespace"],
-                name=document["name"],
-                uid=document["uid"],
-                policy=codec.decode(document["policy"]),
-                service_url=document["serviceURL"],
-                admin_url=document["adminURL"],
-                where=document["where"],
-                dry_run=document["dryRun"],
-                review=document["review"],
-                reason=document["reason"],
-                ticket=document["ticket"],
-                rate_limit=document["rateLimit"],
-                choice=Choice.decode(document["choice"]),
-                approval_above=document["approvalAbove"],
-                target=TopicName.parse_whole(target) if target else None,
-                exactly_once=document["exactlyOnce"],
-                follow_for=document["followFor"],
-                batch=document["batch"],
-                pod=pod and PodSize(*pod),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise unreadable_argument(error) from error
+        return _decoded(text, _REPLAY_JOB)
 
 
 @dataclass(frozen=True)
@@ -270,10 +221,9 @@ class QueueReplayJob:
 
     def encode(self) -> str:
         """Return the job as JSON, see `ReplayJob.encode`."""
-        return without_dollars(json.dumps({_ROCKETMQ: asdict(self)}))
+        return _encoded(self)
 
 
-_ROCKETMQ = "rocketmq"
 RunJob = ReplayJob | QueueReplayJob
 """One run, of a policy of any kind."""
 
@@ -284,15 +234,24 @@ def decode_job(text: str) -> RunJob:
     Raises:
         InvalidSpecError: the text has another form.
     """
+    return _decoded(text, _RUN_JOB)
+
+
+_Job = TypeVar("_Job")
+_REPLAY_JOB = TypeAdapter(ReplayJob)
+_RUN_JOB = TypeAdapter[RunJob](
+    Annotated[QueueReplayJob | ReplayJob, Field(union_mode="left_to_right")]
+)
+
+
+def _encoded(job: RunJob) -> str:
+    return without_dollars(json.dumps(_RUN_JOB.dump_python(job, mode="json")))
+
+
+def _decoded(text: str, kind: TypeAdapter[_Job]) -> _Job:
     try:
-        document = json.loads(text)
-        if _ROCKETMQ not in document:
-            return ReplayJob.decode(text)
-        fields = document[_ROCKETMQ]
-        source, choice = RocketMQMessages(**fields["source"]), Choice.decode(fields["choice"])
-        pod = fields["pod"] and PodSize(*fields["pod"])
-        return QueueReplayJob(**fields | {"source": source, "choice": choice, "pod": pod})
-    except (ValueError, KeyError, TypeError) as error:
+        return kind.validate_json(text)
+    except ValueError as error:
         raise unreadable_argument(error) from error
 
 
