@@ -119,7 +119,7 @@ class Cluster:
     ) -> tuple[str, builtins.list[Body]]:
         """Return the resource version of a list, and its objects."""
         query = {"limit": str(PAGE), **selectors}
-        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        typed = resource.typed
         objects: builtins.list[Body] = []
         while True:
             page = self.request("GET", resource.path(namespace), query=query)

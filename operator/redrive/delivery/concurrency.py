@@ -26,7 +26,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import pulsar
@@ -222,12 +221,7 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -238,12 +232,7 @@ class AsyncClosing(ABC):
     async def close(self) -> None:
         """Release all that it holds at the broker."""
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -333,12 +322,7 @@ class UnderWay:
     def __enter__(self) -> None:
         self._threads.append(threading.get_ident())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._threads.remove(threading.get_ident())
 
 

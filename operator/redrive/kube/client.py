@@ -143,7 +143,7 @@ class Kubernetes:
         Each page is reduced to the retained fields before the next is read.
         """
         # Items of a list have no apiVersion and kind.
-        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        typed = resource.typed
         keep = keep_of(resource)
         pages = self._pages(resource, namespace)
         return [
@@ -249,8 +249,7 @@ class Kubernetes:
 
     async def _review(self, resource: Resource, namespace: str | None, spec: Body) -> bool:
         review = {
-            "apiVersion": resource.api_version,
-            "kind": resource.kind,
+            **resource.typed,
             "metadata": {} if namespace is None else {"namespace": namespace},
             "spec": spec,
         }
@@ -329,8 +328,7 @@ class Kubernetes:
         """
         identity = ("name", "namespace", "uid", "resourceVersion")
         applied = {
-            "apiVersion": resource.api_version,
-            "kind": resource.kind,
+            **resource.typed,
             "metadata": {name: body["metadata"][name] for name in identity},
             "status": status,
         }
@@ -508,8 +506,7 @@ def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> 
     metadata = about["metadata"]
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "apiVersion": "v1",
-        "kind": "Event",
+        **resources.EVENTS.typed,
         "metadata": {
             "generateName": f"{metadata['name'][:50]}-",
             "namespace": metadata["namespace"],

@@ -45,7 +45,7 @@ from redrive.kube.client import (
     UnavailableError,
 )
 from redrive.kube.credentials import CredentialReader, KeptCredentials
-from redrive.kube.observability import BREAKER_OPEN
+from redrive.kube.observability import BREAKER_OPEN, in_background
 from redrive.kube.resources import Key
 from redrive.kube.rocketmq import RocketMQConnection, cluster_of, not_allowed, rules_at
 from redrive.policy.model import Policy
@@ -521,12 +521,8 @@ def _unread(namespace: str) -> RedriveError:
 async def following(kubernetes: Kubernetes) -> AsyncIterator[NamespaceLabels]:
     """Keep labels up to date while the block runs."""
     labels = NamespaceLabels(kubernetes)
-    task = asyncio.create_task(labels._poll(), name="namespaces")  # noqa: SLF001
-    try:
+    async with in_background(labels._poll(), "namespaces"):  # noqa: SLF001
         yield labels
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _parsed_policy(body: Body) -> RetryPolicySpec:

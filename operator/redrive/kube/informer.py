@@ -16,7 +16,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from itertools import chain, repeat
@@ -34,7 +34,7 @@ from redrive.kube.client import (
     NotFoundError,
     UnavailableError,
 )
-from redrive.kube.observability import Liveness
+from redrive.kube.observability import Liveness, in_background
 from redrive.kube.resources import Key, Resource, keep_of
 
 RETRY_SECONDS = 1.0
@@ -169,21 +169,13 @@ async def relisting(
         uninstalled.
     """
     outdated = asyncio.Event()
-    tasks = [
-        asyncio.create_task(_poll(kubernetes, caches, namespaces, outdated), name="relist"),
-        *(
-            asyncio.create_task(
-                _await_kind(kubernetes, kind, namespaces, outdated), name=f"await {kind.kind}"
-            )
-            for kind in missing
-        ),
-    ]
-    try:
+    tasks = {"relist": _poll(kubernetes, caches, namespaces, outdated)}
+    for kind in missing:
+        tasks[f"await {kind.kind}"] = _await_kind(kubernetes, kind, namespaces, outdated)
+    async with AsyncExitStack() as stack:
+        for name, work in tasks.items():
+            await stack.enter_async_context(in_background(work, name))
         yield outdated
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def relist(

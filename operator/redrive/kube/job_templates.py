@@ -23,6 +23,7 @@ from redrive.api.model import parse
 from redrive.errors import InvalidSpecError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, KubernetesError, UnavailableError
+from redrive.kube.observability import in_background
 from redrive.reasons import Reason
 
 READ_SECONDS = 10.0
@@ -172,12 +173,10 @@ class JobTemplates:
     async def following(self, kubernetes: Kubernetes, namespace: str) -> AsyncIterator[None]:
         """Read the file now and while the block runs; see `read`."""
         await self.read(kubernetes, namespace)
-        task = asyncio.create_task(self._follow(kubernetes, namespace), name="job templates")
         try:
-            yield
+            async with in_background(self._follow(kubernetes, namespace), "job templates"):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             self._listeners.clear()  # of the block
 
     async def _follow(self, kubernetes: Kubernetes, namespace: str) -> None:
@@ -215,8 +214,7 @@ async def _validate(template: job.JobTemplate, kubernetes: Kubernetes, namespace
         first, *others = pod["spec"]["containers"]
         first = {**first, "image": template.image or "redrive"}
         body = {
-            "apiVersion": resources.POD_TEMPLATES.api_version,
-            "kind": resources.POD_TEMPLATES.kind,
+            **resources.POD_TEMPLATES.typed,
             "metadata": {"generateName": "job-template-", "namespace": namespace},
             "template": {**pod, "spec": {**pod["spec"], "containers": [first, *others]}},
         }

@@ -156,13 +156,7 @@ class LeaderElector:
         self._fence.open_until(began + FENCE_SECONDS)
 
     async def _create(self, spec: Body) -> None:
-        metadata = {"namespace": self._key.namespace, "name": self._key.name}
-        body = {
-            "apiVersion": resources.LEASES.api_version,
-            "kind": resources.LEASES.kind,
-            "metadata": metadata,
-            "spec": spec,
-        }
+        body = {**resources.LEASES.typed, "metadata": self._key._asdict(), "spec": spec}
         self._see(await self._kubernetes.create(resources.LEASES, body))
 
     async def _patch(self, spec: Body) -> None:

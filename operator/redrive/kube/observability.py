@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -191,6 +192,17 @@ LATE_SECONDS = 5.0
 EVENT_LOOP = "event loop"
 
 
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Do *work* in a task of its own while the block runs, then cancel it."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class Liveness:
     """Latest heartbeat of each part; thread-safe.
 
@@ -220,15 +232,9 @@ class Liveness:
         """Return True if a part has stalled."""
         return any(silent > STALL_SECONDS for silent in self.silent_for().values())
 
-    @asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
+    def beating(self) -> AbstractAsyncContextManager[None]:
         """Send heartbeats of the event loop while the block runs, unless the loop is late."""
-        task = asyncio.create_task(self._beat_event_loop(), name="heartbeat")
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        return in_background(self._beat_event_loop(), "heartbeat")
 
     async def _beat_event_loop(self) -> None:
         self.beat(EVENT_LOOP)

@@ -77,6 +77,11 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
+    def typed(self) -> dict[str, str]:
+        """Return `apiVersion` and `kind` of its objects."""
+        return {"apiVersion": self.api_version, "kind": self.kind}
+
+    @property
     def address(self) -> tuple[str, str, str]:
         """Return group, version and plural for a watch."""
         return self.group, self.version, self.plural
@@ -186,8 +191,7 @@ def is_paused(policy: Body) -> bool:
 def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
     """Return the owner reference that makes *owner* the controller of another object."""
     return {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
+        **resource.typed,
         "name": owner["metadata"]["name"],
         "uid": owner["metadata"]["uid"],
         "controller": True,

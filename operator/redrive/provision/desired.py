@@ -263,8 +263,7 @@ def _grants(role: TopicRole, topic: TopicName, request: Request) -> tuple[Grant,
 
 def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
     return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
+        **resources.CONFIG_MAPS.typed,
         "metadata": {
             **config_map_of(owner)._asdict(),
             "labels": {**dict([resources.MANAGED]), resources.POLICY_LABEL: Key.of(owner).name},

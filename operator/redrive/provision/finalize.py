@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
@@ -85,14 +85,8 @@ CLEANUP_DEADLINE = timedelta(minutes=10)
 logger = logging.getLogger(__name__)
 
 
-class Cleanup(Protocol):
-    """Result of a cleanup: performed actions, and a sentence about each retained object."""
-
-    @property
-    def actions(self) -> Sequence[object]: ...  # noqa: D102
-
-    @property
-    def stays(self) -> Sequence[str]: ...  # noqa: D102
+Cleanup = tuple[Sequence[object], Sequence[str]]
+"""Result of a cleanup: performed actions, and a sentence about each retained object."""
 
 
 async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
@@ -129,11 +123,11 @@ async def finish(body: Body, ctx: Context, clean_up: Callable[[], Awaitable[Clea
 
 
 def _cleaned_up(done: Cleanup, late: RedriveError | None) -> Outcome:
-    deleted = (ObjectEvent(Reason.DELETED, in_words(done.actions)),) if done.actions else ()
+    actions, stays = done
+    deleted = (ObjectEvent(Reason.DELETED, in_words(actions)),) if actions else ()
     if late is not None:
         return Outcome(waiting(late), events=deleted, requeue=Requeue.BACKOFF)
-    stays = "; ".join(done.stays)
-    outcome = _retained(f"retained at the broker: {stays}" if stays else "")
+    outcome = _retained(f"retained at the broker: {'; '.join(stays)}" if stays else "")
     return replace(outcome, events=deleted)
 
 
@@ -181,7 +175,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     former = (body.get("status") or {}).get("connection")
     if former not in {None, str(request.through)} and not planned.actions:
         elsewhere = f"{made(body)} at the broker of BrokerConnection {former}"
-        planned = replace(planned, stays=(*planned.stays, elsewhere))
+        planned = planned._replace(stays=(*planned.stays, elsewhere))
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
     return planned
@@ -405,8 +399,7 @@ class RemainingTopic:
         return OwnershipRecord.of(self.properties)
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(NamedTuple):
     """Planned actions in order, and a sentence about each retained object."""
 
     actions: tuple[Action, ...]

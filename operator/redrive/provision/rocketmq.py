@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
 
 from redrive.admin.errors import AdminError, BrokerUnreachableError
 from redrive.admin.rocketmq import Master, RocketMQSession
@@ -45,7 +44,7 @@ from redrive.provision.actions import in_words
 from redrive.provision.checks import group_is_not_allowed, too_many_policies
 from redrive.provision.claims import excess
 from redrive.provision.connection import is_protection_due
-from redrive.provision.finalize import finish
+from redrive.provision.finalize import Cleanup, finish
 from redrive.provision.outcome import (
     Outcome,
     describe_changes,
@@ -64,13 +63,6 @@ CREATED = "created"
 """Field of `INTERNAL`: names of the group and the topics that redrive created."""
 
 logger = logging.getLogger(__name__)
-
-
-class GroupCleanup(NamedTuple):
-    """Result of the cleanup of a deleted policy."""
-
-    actions: tuple[groups.GroupAction, ...]
-    stays: tuple[str, ...]
 
 
 @dataclass
@@ -222,7 +214,7 @@ class RocketMQReconciler(Reconciler):
     async def _finalize(self, body: Body) -> Outcome:
         return await finish(body, self._ctx, lambda: self._clean_up(body))
 
-    async def _clean_up(self, body: Body) -> GroupCleanup:
+    async def _clean_up(self, body: Body) -> Cleanup:
         """Delete the recorded objects of a policy, but no topic that holds messages.
 
         Raises:
@@ -234,7 +226,7 @@ class RocketMQReconciler(Reconciler):
         names += [spec.ledger_topic] if spec.ledger_topic in recorded else []
         is_kept = spec.deletion_policy is GroupDeletion.RETAIN or _observes(spec)
         if is_kept or self._claims.holders(body):
-            return GroupCleanup((), tuple(names))
+            return (), names
         connection = await self._connection(spec, body)
         created = [name for name in names if name in recorded]
         stays = [f"{name}, which redrive did not create" for name in names if name not in recorded]
@@ -252,7 +244,7 @@ class RocketMQReconciler(Reconciler):
                 for master in masters:
                     done.append(groups.DeleteName(master, name, is_group=name == spec.group))
                     await done[-1].perform(session)
-        return GroupCleanup(tuple(done), tuple(stays))
+        return done, stays
 
 
 def _provisioned(

@@ -137,8 +137,7 @@ async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
     owners = [] if policy is None else [resources.owner_reference(owner, policy)]
     label, value = MANAGED
     body = {
-        "apiVersion": "v1",
-        "kind": "Secret",
+        **resources.SECRETS.typed,
         "metadata": {
             "name": secret_of(replay, key),
             "namespace": Key.of(replay).namespace,
@@ -162,8 +161,7 @@ async def _read(secret: Key, ctx: Context) -> Body:
     except NotFoundError:
         label, value = MANAGED
         body = {
-            "apiVersion": "v1",
-            "kind": "Secret",
+            **resources.SECRETS.typed,
             "metadata": {**secret._asdict(), "labels": {label: value}},
             "type": "Opaque",
             "data": {_CURRENT: _encoded(secrets.token_bytes(KEY_BYTES))},

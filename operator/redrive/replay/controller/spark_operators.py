@@ -189,12 +189,7 @@ def kubeflow_manifest(job: JobApplication) -> Body:
         "driver": {**driver, "serviceAccount": job.program.service_account},
         "executor": {**executor, "instances": job.executors},
     }
-    return {
-        "apiVersion": resources.SPARK_APPLICATIONS.api_version,
-        "kind": resources.SPARK_APPLICATIONS.kind,
-        "metadata": job.metadata,
-        "spec": spec,
-    }
+    return {**resources.SPARK_APPLICATIONS.typed, "metadata": job.metadata, "spec": spec}
 
 
 def kubeflow_run(application: Body) -> SparkRun:
@@ -256,8 +251,7 @@ def apache_manifest(job: JobApplication) -> Body:
         "restartBackoffMillis": job.retry_seconds * 1000,
     }
     return {
-        "apiVersion": resources.APACHE_SPARK_APPLICATIONS.api_version,
-        "kind": resources.APACHE_SPARK_APPLICATIONS.kind,
+        **resources.APACHE_SPARK_APPLICATIONS.typed,
         "metadata": job.metadata,
         "spec": {
             "runtimeVersions": {"sparkVersion": launch.SPARK_VERSION},
@@ -359,8 +353,7 @@ def job_manifest(job: JobApplication) -> Body:
     }
     evicted = {"type": "DisruptionTarget", "status": "True"}
     return {
-        "apiVersion": resources.JOBS.api_version,
-        "kind": resources.JOBS.kind,
+        **resources.JOBS.typed,
         "metadata": job.metadata,
         "spec": {
             "backoffLimit": job.retries,
