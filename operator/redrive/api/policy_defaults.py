@@ -8,6 +8,7 @@ depend on another object, nor on a status that can be lost.
 from __future__ import annotations
 
 import enum
+from datetime import timedelta
 from typing import Annotated, Self
 
 from pydantic import (
@@ -28,7 +29,6 @@ from redrive.policy.ladder import (
     MAX_RUNGS,
     PRESETS,
     Ladder,
-    check_delay,
 )
 from redrive.policy.model import (
     MAX_INTERVAL,
@@ -58,7 +58,7 @@ def within(least: int, most: int) -> str:
 
 
 def bounded_duration(
-    least: int, most: int, problem: str, remedy: str, *, word: str = ""
+    least: int, most: int, problem: str, remedy: str, *, word: str | None = None
 ) -> tuple[object, ...]:
     """Return the annotations of a duration within bounds.
 
@@ -67,7 +67,7 @@ def bounded_duration(
         most: maximum in seconds.
         problem: problem of a duration out of these bounds.
         remedy: its remedy.
-        word: a value that is not a duration; empty for none.
+        word: a value that is not a duration; None for none.
     """
 
     def check(text: str) -> str:
@@ -84,11 +84,6 @@ def bounded_duration(
     )
 
 
-def _check_delay(text: str) -> str:
-    check_delay(parse_duration(text), "a delay")
-    return text
-
-
 def _check_preset(name: str) -> str:
     Ladder.from_preset(name)
     return name
@@ -100,15 +95,12 @@ IS_DURATION = WithJsonSchema(
 
 Delay = Annotated[
     str,
-    Field(max_length=40),
-    IS_DURATION,
-    model.Rule(
-        within(1, int(MAX_DELAY.total_seconds())),
+    *bounded_duration(
+        1,
+        int(MAX_DELAY.total_seconds()),
         "a delay must be from 1 s to 864000 s (10 days)",
         "choose a delay within these bounds",
-        got=model.QUOTED,
     ),
-    AfterValidator(model.refusing(_check_delay)),
 ]
 
 Preset = Annotated[
@@ -296,39 +288,17 @@ NAMING_RULES = (
 """Rules on the spec of a policy."""
 
 
-def _check_interval(text: str) -> str:
-    OutageLimits(max_probe_interval=parse_duration(text))
-    return text
-
-
-def _check_pause(text: str) -> str:
-    OutageLimits(max_pause=parse_duration(text))
-    return text
-
-
-def _within(name: str, most: int, words: str) -> model.Rule:
-    return model.Rule(
-        within(1, most),
+def _within(name: str, most: timedelta, words: str) -> tuple[object, ...]:
+    return bounded_duration(
+        1,
+        int(most.total_seconds()),
         f"{name} of an outage breaker must be from 1s to {words}",
         "choose a value within these bounds, or leave it out",
-        got=model.QUOTED,
     )
 
 
-ProbeInterval = Annotated[
-    str,
-    Field(max_length=40),
-    IS_DURATION,
-    _within("maxProbeInterval", int(MAX_INTERVAL.total_seconds()), "1h"),
-    AfterValidator(model.refusing(_check_interval)),
-]
-Pause = Annotated[
-    str,
-    Field(max_length=40),
-    IS_DURATION,
-    _within("maxPause", int(MAX_PAUSE.total_seconds()), "7d"),
-    AfterValidator(model.refusing(_check_pause)),
-]
+ProbeInterval = Annotated[str, *_within("maxProbeInterval", MAX_INTERVAL, "1h")]
+Pause = Annotated[str, *_within("maxPause", MAX_PAUSE, "7d")]
 
 _FITS = model.Rule(
     "(has(self.minMessages) ? self.minMessages : 10) <= (has(self.window) ? self.window : 100)",

@@ -56,7 +56,15 @@ class ReplaySafety(enum.StrEnum):
     NEVER = "Never"
 
 
-_CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
+def fixed(field: str, other: str) -> model.Rule:
+    """Return the rule that a field keeps its value; another one needs the *other* policy."""
+    return model.Rule(
+        "self == oldSelf",
+        f"`{field}` of a policy is immutable",
+        f"create another {other}",
+        got='"\'" + self + "\' where it was \'" + oldSelf + "\'"',
+    )
+
 
 _DELAYED = [kind.value for kind in SubscriptionType if kind.honours_delays]
 _NOT_DELAYED = (
@@ -148,26 +156,13 @@ class RetryPolicySpec(Choices, model.CheckedModel):
     connection_ref: ConnectionRef
     """The BrokerConnection of the broker."""
 
-    topic: Annotated[
-        model.TopicField,
-        model.Rule(
-            "self == oldSelf",
-            "`topic` of a policy is immutable",
-            "create another RetryPolicy for the other topic",
-            got=_CHANGE,
-        ),
-    ]
+    topic: Annotated[model.TopicField, fixed("topic", "RetryPolicy for the other topic")]
     """The source topic, `persistent://tenant/namespace/name`, never one partition of it. It must
     exist, and the connection must allow it. Immutable."""
 
     subscription: Annotated[
         model.Subscription,
-        model.Rule(
-            "self == oldSelf",
-            "`subscription` of a policy is immutable",
-            "create another RetryPolicy for the other subscription",
-            got=_CHANGE,
-        ),
+        fixed("subscription", "RetryPolicy for the other subscription"),
     ]
     """Subscription whose failed messages are retried, 1 to 255 characters without slashes or white
     space, and not `.` or `..`. Topic names are derived from it. Immutable."""

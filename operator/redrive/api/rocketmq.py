@@ -33,6 +33,7 @@ from redrive.api.retrypolicy import (
     ManagementPolicy,
     Ordering,
     ReplayResult,
+    fixed,
 )
 from redrive.policy.ladder import LEVELS
 from redrive.policy.values import Patterns, parse_duration
@@ -81,12 +82,7 @@ def _name(field: str) -> tuple[object, ...]:
             f"`{field}` must be letters, digits, '-' and '_', at most {MAX_NAME} of them",
             "use the name of an application, without %RETRY% or %DLQ%",
         ),
-        model.Rule(
-            "self == oldSelf",
-            f"`{field}` of a policy is immutable",
-            "create another RocketMQRetryPolicy",
-            got='"\'" + self + "\' where it was \'" + oldSelf + "\'"',
-        ),
+        fixed(field, "RocketMQRetryPolicy"),
     )
 
 
