@@ -44,12 +44,7 @@ from redrive.admin.internal_stats import (
     acknowledged_behind,
     read_internal_stats,
 )
-from redrive.admin.policies import (
-    KeepsBacklog,
-    Quotas,
-    TopicPolicy,
-    Write,
-)
+from redrive.admin.policies import KeepsBacklog, Quotas, TopicPolicy, Write
 from redrive.policy.naming import TopicName
 
 T = TypeVar("T")

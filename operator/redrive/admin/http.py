@@ -22,12 +22,7 @@ import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -40,12 +35,7 @@ from yarl import URL
 from redrive.admin.access import Access, tls_context
 from redrive.admin.answers import parse_answer
 from redrive.admin.connector import connector, taking_turns
-from redrive.admin.errors import (
-    AdminError,
-    BrokerUnreachableError,
-    error_for,
-    unexpected,
-)
+from redrive.admin.errors import AdminError, BrokerUnreachableError, error_for, unexpected
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, guarding
 from redrive.admin.proxies import proxy_for

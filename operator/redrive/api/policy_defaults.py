@@ -11,25 +11,11 @@ import enum
 from datetime import timedelta
 from typing import Annotated, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    Strict,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
 
 from redrive.api import model
 from redrive.errors import InvalidSpecError
-from redrive.policy.ladder import (
-    DEFAULT_PRESET,
-    MAX_DELAY,
-    MAX_LEVELS,
-    MAX_RUNGS,
-    PRESETS,
-    Ladder,
-)
+from redrive.policy.ladder import DEFAULT_PRESET, MAX_DELAY, MAX_LEVELS, MAX_RUNGS, PRESETS, Ladder
 from redrive.policy.model import (
     MAX_INTERVAL,
     MAX_PAUSE,

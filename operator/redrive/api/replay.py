@@ -7,11 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    Strict,
-)
+from pydantic import AfterValidator, Field, Strict
 
 from redrive.api import model
 from redrive.api.job import ReplayJobTemplate

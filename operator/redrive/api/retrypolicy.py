@@ -6,20 +6,11 @@ import enum
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from redrive.api import model
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.policy_defaults import (
-    NAMING_RULES,
-    Choices,
-    DeletionPolicy,
-    Naming,
-)
+from redrive.api.policy_defaults import NAMING_RULES, Choices, DeletionPolicy, Naming
 from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming as names

@@ -7,12 +7,7 @@ import math
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    Strict,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 
 from redrive.api import model
 from redrive.api.policy_defaults import bounded_duration

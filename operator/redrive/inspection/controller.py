@@ -43,11 +43,7 @@ from redrive.kube.resources import Key, PolicyKey
 from redrive.kube.status import Publisher
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason, requeue_of
-from redrive.replay.controller.admission import (
-    choose_template,
-    namespace_of,
-    ready_policy,
-)
+from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
 from redrive.replay.controller.handlers import (
     is_limited,
     listen_to_connections,

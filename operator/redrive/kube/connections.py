@@ -38,12 +38,7 @@ from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import (
-    Kubernetes,
-    NotFoundError,
-    ReferenceNotFoundError,
-    UnavailableError,
-)
+from redrive.kube.client import Kubernetes, NotFoundError, ReferenceNotFoundError, UnavailableError
 from redrive.kube.credentials import CredentialReader, KeptCredentials
 from redrive.kube.observability import BREAKER_OPEN, in_background
 from redrive.kube.resources import Key

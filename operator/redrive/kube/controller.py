@@ -18,12 +18,7 @@ from weakref import WeakValueDictionary
 from redrive.admin.fair_slots import FairSlots
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs
-from redrive.kube.observability import (
-    QUEUE_DEPTH,
-    QUEUE_SECONDS,
-    RECONCILE_SECONDS,
-    RECONCILES,
-)
+from redrive.kube.observability import QUEUE_DEPTH, QUEUE_SECONDS, RECONCILE_SECONDS, RECONCILES
 from redrive.kube.resources import Key
 from redrive.reasons import requeue_of
 

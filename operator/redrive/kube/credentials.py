@@ -30,12 +30,7 @@ from redrive.api.rocketmq import RocketMQAuthentication
 from redrive.auth import oauth2
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import (
-    Kubernetes,
-    NotFoundError,
-    ReferenceNotFoundError,
-    UnavailableError,
-)
+from redrive.kube.client import Kubernetes, NotFoundError, ReferenceNotFoundError, UnavailableError
 from redrive.kube.resources import Key
 from redrive.reasons import Reason
 

@@ -26,12 +26,7 @@ from redrive.admin.guards import Fence, elapsed
 from redrive.api import Body
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import (
-    ConflictError,
-    Kubernetes,
-    KubernetesError,
-    NotFoundError,
-)
+from redrive.kube.client import ConflictError, Kubernetes, KubernetesError, NotFoundError
 from redrive.kube.observability import LEASE, LEASE_HELD, Liveness
 from redrive.kube.resources import Key
 from redrive.reasons import Reason

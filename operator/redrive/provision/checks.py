@@ -18,32 +18,14 @@ from redrive.api.permissions import Consent
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import Adoption, Chaining
 from redrive.api.rocketmq import GroupDeletion, RocketMQRetryPolicySpec, RocketMQRule
-from redrive.errors import (
-    OwnerConflictError,
-    RedriveError,
-)
-from redrive.kube.resources import (
-    ROCKETMQ_POLICIES,
-    TAKE_OVER_FROM,
-    TOPIC_OWNER,
-    Key,
-    is_owned_by,
-)
+from redrive.errors import OwnerConflictError, RedriveError
+from redrive.kube.resources import ROCKETMQ_POLICIES, TAKE_OVER_FROM, TOPIC_OWNER, Key, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.actions import Refused
-from redrive.provision.desired import (
-    Desired,
-    DesiredTopic,
-    Observed,
-    TopicRole,
-    TopicState,
-)
+from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicRole, TopicState
 from redrive.provision.ownership import Owner, OwnershipRecord, shown_owner
-from redrive.provision.request import (
-    ContestedError,
-    Request,
-)
+from redrive.provision.request import ContestedError, Request
 from redrive.reasons import Reason
 
 F = TypeVar("F")

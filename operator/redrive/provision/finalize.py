@@ -32,14 +32,7 @@ from redrive.admin.policies import (
     restoring,
 )
 from redrive.api import Body
-from redrive.api.conditions import (
-    READY,
-    STALLED,
-    ConditionStatus,
-    ObjectEvent,
-    find,
-    waiting,
-)
+from redrive.api.conditions import READY, STALLED, ConditionStatus, ObjectEvent, find, waiting
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import InvalidSpecError, RedriveError, Requeue

@@ -13,12 +13,7 @@ from redrive.api.conditions import StatusWarning, first_of
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.checks import Evidence
-from redrive.provision.desired import (
-    DELAYS,
-    TopicRole,
-    delay_limit,
-    earliness,
-)
+from redrive.provision.desired import DELAYS, TopicRole, delay_limit, earliness
 from redrive.provision.request import Request
 from redrive.reasons import Reason
 

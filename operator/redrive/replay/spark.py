@@ -32,12 +32,7 @@ from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
 from redrive.replay.account import MAX_LEADERS, Leaders
 from redrive.replay.job import plan
-from redrive.replay.job.plan import (
-    PlannedRange,
-    Scan,
-    Scanned,
-    ScannedMessage,
-)
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned, ScannedMessage
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.spec import Choice, Chooser, FailureCause, ReplayJob

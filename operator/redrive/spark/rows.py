@@ -23,14 +23,7 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from redrive.delivery.concurrency import identity
 from redrive.errors import RedriveError

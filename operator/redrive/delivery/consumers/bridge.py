@@ -28,13 +28,7 @@ from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_se
 from redrive.delivery.fetcher import ConsumerStoppedError, check_open
 from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Outcome
-from redrive.delivery.run import (
-    HandlerForm,
-    PassThrough,
-    Run,
-    fails_message,
-    out_of_time,
-)
+from redrive.delivery.run import HandlerForm, PassThrough, Run, fails_message, out_of_time
 from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_limit
 from redrive.policy.verdict import is_a

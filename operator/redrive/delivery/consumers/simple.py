@@ -31,13 +31,7 @@ from typing import Generic, TypeVar, Unpack
 import pulsar
 
 from redrive.delivery.assembly import Options, assemble, check_options
-from redrive.delivery.concurrency import (
-    CLOSE_TIMEOUT,
-    Deadline,
-    UnderWay,
-    all_within,
-    to_seconds,
-)
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, UnderWay, all_within, to_seconds
 from redrive.delivery.consumers.consumer import PolicyConsumer
 from redrive.delivery.forking import cancel_close_at_end, close_at_end
 from redrive.delivery.in_flight import check_message

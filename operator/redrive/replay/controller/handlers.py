@@ -25,12 +25,7 @@ from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key, PolicyKey, Resource
 from redrive.reasons import Reason
-from redrive.replay.controller.admission import (
-    is_final,
-    namespace_of,
-    running_through,
-    turn_of,
-)
+from redrive.replay.controller.admission import is_final, namespace_of, running_through, turn_of
 from redrive.replay.controller.launch import launched_through
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile

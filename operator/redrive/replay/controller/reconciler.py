@@ -29,14 +29,7 @@ from redrive.api.conditions import (
     written,
 )
 from redrive.api.replay import Mode, ReplayEngine
-from redrive.api.replay_status import (
-    ADMITTED,
-    CHECKED,
-    FINAL,
-    WHILE_RUNNING,
-    Phase,
-    ReplayStatus,
-)
+from redrive.api.replay_status import ADMITTED, CHECKED, FINAL, WHILE_RUNNING, Phase, ReplayStatus
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN, ReplayResult
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources

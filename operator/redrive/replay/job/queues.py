@@ -47,13 +47,7 @@ from redrive.replay.job.dispatch import (
     RunEndedError,
     check_continues,
 )
-from redrive.replay.job.plan import (
-    SAMPLES,
-    SUSPENDED,
-    DesiredState,
-    RunPreview,
-    Scanned,
-)
+from redrive.replay.job.plan import SAMPLES, SUSPENDED, DesiredState, RunPreview, Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import FencedError, lost, mounted_key
 from redrive.replay.records import RefusedMessage
