@@ -38,16 +38,7 @@ from redrive.delivery.parts import Clock, CrashLog, Subscribing
 from redrive.delivery.reporting import Event, Events, Name
 from redrive.errors import RedriveError
 from redrive.messages import id_text
-from redrive.policy.envelope import (
-    DEAD_REASON,
-    NOT_COPIED,
-    ORIGIN_MESSAGE_ID,
-    REAL_SUBSCRIPTION,
-    REAL_TOPIC,
-    RETRY_TOPIC,
-    SOURCE_MESSAGE_ID,
-    Cause,
-)
+from redrive.policy import envelope
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import DeadReason
@@ -304,8 +295,8 @@ class PartitionInspection:
             now, name = self.inspection.clock.now(), self.inspection.subscribing.name
             properties = {
                 **dead_letter_properties(policy.topic, policy.subscription, entry_id),
-                RETRY_TOPIC: str(policy.retry_topic),
-                **Cause(MALFORMED_ENTRY, cause, now, name, attempt=1).to_properties(),
+                envelope.RETRY_TOPIC: str(policy.retry_topic),
+                **envelope.Cause(MALFORMED_ENTRY, cause, now, name, attempt=1).to_properties(),
             }
             receipt = self.producers.send(
                 policy.dead_letter_topic, cast("pulsar.Message", message), properties, None
@@ -344,12 +335,12 @@ def _last_pending(connection: ProtocolConnection) -> Place | None:
 def dead_letter_properties(topic: TopicName, subscription: str, entry_id: str) -> dict[str, str]:
     """Return the properties that mark a dead letter as an entry, and tell its origin."""
     return {
-        DEAD_REASON: DeadReason.NOT_COPYABLE,
-        NOT_COPIED: MALFORMED_ENTRY,
-        REAL_TOPIC: str(topic),
-        REAL_SUBSCRIPTION: subscription,
-        ORIGIN_MESSAGE_ID: entry_id,
-        SOURCE_MESSAGE_ID: entry_id,
+        envelope.DEAD_REASON: DeadReason.NOT_COPYABLE,
+        envelope.NOT_COPIED: MALFORMED_ENTRY,
+        envelope.REAL_TOPIC: str(topic),
+        envelope.REAL_SUBSCRIPTION: subscription,
+        envelope.ORIGIN_MESSAGE_ID: entry_id,
+        envelope.SOURCE_MESSAGE_ID: entry_id,
     }
 
 

@@ -43,6 +43,7 @@ from redrive.kube.resources import Key, PolicyKey
 from redrive.kube.status import Publisher
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason, requeue_of
+from redrive.replay.controller import launch
 from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
 from redrive.replay.controller.handlers import (
     is_limited,
@@ -50,16 +51,6 @@ from redrive.replay.controller.handlers import (
     listen_to_policies,
     listen_to_withdrawals,
     owners_of,
-)
-from redrive.replay.controller.launch import (
-    JobProgram,
-    destination_sources,
-    is_named_by,
-    job_application,
-    launched_through,
-    lent_objects,
-    name_of,
-    pod_access,
 )
 from redrive.replay.controller.prerequisites import check_pods, check_prerequisites, read_image
 from redrive.replay.controller.reconciler import audit_log, audit_record
@@ -281,7 +272,7 @@ async def _run(inspection: Body, ctx: Context) -> SparkRun:
         jobs.put(job)
     run = JOB.run_of(inspection, resources.INSPECTIONS, job)
     if run.phase not in FINAL:
-        _check_permitted(inspection, launched_through(job), ctx)
+        _check_permitted(inspection, launch.launched_through(job), ctx)
     return run
 
 
@@ -308,7 +299,7 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
 
 
 def _job_key(inspection: Body) -> Key:
-    return Key(namespace_of(inspection), name_of(inspection, resources.INSPECTIONS))
+    return Key(namespace_of(inspection), launch.name_of(inspection, resources.INSPECTIONS))
 
 
 async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
@@ -335,16 +326,16 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         replays=_replay_rows(body) if spec.export else (),
     ).encode()
     account = ctx.settings.inspection_service_account
-    wanted = job_application(
+    wanted = launch.job_application(
         inspection,
         resources.INSPECTIONS,
         through,
-        JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
-        pod_access(access.identity, access.redirect_hosts, *export.sources),
+        launch.JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
+        launch.pod_access(access.identity, access.redirect_hosts, *export.sources),
         chosen.template,
         image=await read_image(template, ctx),
     )
-    await check_prerequisites(wanted, through, lent_objects(access.identity), None, ctx)
+    await check_prerequisites(wanted, through, launch.lent_objects(access.identity), None, ctx)
     # A failed reading is not repeated: its error is in the status.
     wanted = replace(wanted, retries=0)
     if spec.reveals:
@@ -395,7 +386,9 @@ def _export(inspection: Body, spec: InspectionSpec, destinations: Iterable[Desti
     key, uid = Key.of(inspection), inspection["metadata"]["uid"]
     name = f"{key.name}-{uid[:8]}.{spec.export.format.suffix}"
     file = "/".join((destination.uri.rstrip("/"), key.namespace, spec.policy_ref.name, name))
-    return _Export(file, destination.endpoint_url or "", tuple(destination_sources(destination)))
+    return _Export(
+        file, destination.endpoint_url or "", tuple(launch.destination_sources(destination))
+    )
 
 
 def _check_age(inspection: Body, ctx: Context) -> None:
@@ -452,7 +445,7 @@ def _waiting_in(inspection: Body | None) -> str | None:
 
 def _running_in(job: Body | None) -> str | None:
     """Return the namespace of the Job of an Inspection that has not ended; None for other Jobs."""
-    if job is None or not is_named_by(resources.INSPECTIONS, job):
+    if job is None or not launch.is_named_by(resources.INSPECTIONS, job):
         return None
     return namespace_of(job) if JOB.run(job).phase not in FINAL else None
 

@@ -10,20 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from redrive.inspection.payloads import (
-    HIDDEN,
-    MAX_DECODED,
-    AvroSchema,
-    KeyHasher,
-    MessageRecord,
-    Payload,
-    ShownPayload,
-    decode_payload,
-    is_name,
-    mask,
-    mask_text,
-    mask_trace,
-)
+from redrive.inspection import payloads
 from redrive.policy import envelope
 from redrive.policy.envelope import (
     CAUSE_MESSAGE,
@@ -78,13 +65,15 @@ class Recorder:
         waiting: True if the messages wait for a retry.
     """
 
-    schema: Callable[[int | None], AvroSchema | None]
+    schema: Callable[[int | None], payloads.AvroSchema | None]
     reveals: bool = False
     max_payload: int | None = None
     waiting: bool = False
-    hash_key: KeyHasher = field(default_factory=lambda: KeyHasher(secrets.token_bytes(32)))
+    hash_key: payloads.KeyHasher = field(
+        default_factory=lambda: payloads.KeyHasher(secrets.token_bytes(32))
+    )
 
-    def __call__(self, row: DeadLetterRow) -> MessageRecord:
+    def __call__(self, row: DeadLetterRow) -> payloads.MessageRecord:
         """Return the record of a message."""
         properties, payload, key = row.properties, self._payload(row), row.sequence_key
         cause, fingerprint = FailureCause.of(row.properties)
@@ -104,13 +93,13 @@ class Recorder:
             "cause": cause,
             "fingerprint": fingerprint,
             "causeMessage": self._cause_text(row, payload),
-            "trace": trace.splitlines() if self.reveals else mask_trace(trace),
+            "trace": trace.splitlines() if self.reveals else payloads.mask_trace(trace),
             "consumer": properties.get(CONSUMER, "")[:_LONGEST],
             "origin": self._own_text(properties, ORIGIN_MESSAGE_ID, _ORIGIN),
             "properties": [
                 {
-                    "name": name if self.reveals or is_name(name) else mask(name),
-                    "value": value if self.reveals else mask(value),
+                    "name": name if self.reveals or payloads.is_name(name) else payloads.mask(name),
+                    "value": value if self.reveals else payloads.mask(value),
                 }
                 for name, value in _of_user(properties)
             ],
@@ -123,26 +112,28 @@ class Recorder:
         """Return the text of the cause of a message, masked unless this reveals."""
         return self._cause_text(row, None)
 
-    def _cause_text(self, row: DeadLetterRow, payload: Payload | None) -> str:
+    def _cause_text(self, row: DeadLetterRow, payload: payloads.Payload | None) -> str:
         text = row.properties.get(CAUSE_MESSAGE, "")[:MAX_TEXT_BYTES]
         if self.reveals or not text:
             return text
         payload = payload or self._payload(row)
-        if payload.form == "encrypted" or len(payload.content) > MAX_DECODED:
-            return HIDDEN  # it may hold any of the words
+        if payload.form == "encrypted" or len(payload.content) > payloads.MAX_DECODED:
+            return payloads.HIDDEN  # it may hold any of the words
         values = (value for _, value in _of_user(row.properties))
-        return mask_text(text, itertools.chain(payload.secrets, values, filter(None, row.keys)))
+        return payloads.mask_text(
+            text, itertools.chain(payload.secrets, values, filter(None, row.keys))
+        )
 
     def _own_text(self, properties: Mapping[str, str], name: str, form: re.Pattern[str]) -> str:
         """Return a property of redrive; masked if it lacks its form, as any producer may write."""
         text = properties.get(name, "")[:_LONGEST]
-        return text if self.reveals or not text or form.fullmatch(text) else mask(text)
+        return text if self.reveals or not text or form.fullmatch(text) else payloads.mask(text)
 
-    def _payload(self, row: DeadLetterRow) -> Payload:
+    def _payload(self, row: DeadLetterRow) -> payloads.Payload:
         schema = self.schema(row.schema_version)
-        return decode_payload(row.value, row.properties, schema, encrypted=row.encrypted)
+        return payloads.decode_payload(row.value, row.properties, schema, encrypted=row.encrypted)
 
-    def _shown(self, payload: Payload) -> ShownPayload:
+    def _shown(self, payload: payloads.Payload) -> payloads.ShownPayload:
         if not self.reveals:
             return {"payloadEncoding": "masked", "payload": payload.masked}
         text = payload.clear

@@ -23,21 +23,10 @@ from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPar
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
-from redrive.replay import lookup
+from redrive.replay import lookup, sending
 from redrive.replay.lookup import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.outcome import RangeOutcome, RangeResult, StoredMessages
 from redrive.replay.records import Permit, SentTo
-from redrive.replay.sending import (
-    LEASE_CHECK_SECONDS,
-    MAX_TRIES,
-    DrainedError,
-    Sender,
-    SentBeforeError,
-    TaskConnections,
-    TopicFullError,
-    UnsubscribedError,
-    Window,
-)
 from redrive.replay.task import RangeTask
 from redrive.replay.transport import (
     SEND_SECONDS,
@@ -91,7 +80,7 @@ def move_all(tasks: Sequence[RangeTask], *, again: bool = False) -> list[RangeRe
     results: list[RangeResult] = []
     with (
         broker.connect(tasks[0].route.service_url) as client,
-        closing(TaskConnections(tasks, client)) as connections,
+        closing(sending.TaskConnections(tasks, client)) as connections,
     ):
         for task in tasks:
             mover = RangeMover(task, connections, again=again)
@@ -116,7 +105,9 @@ class RangeMover:
         again: see `move`.
     """
 
-    def __init__(self, task: RangeTask, connections: TaskConnections, *, again: bool) -> None:
+    def __init__(
+        self, task: RangeTask, connections: sending.TaskConnections, *, again: bool
+    ) -> None:
         route = task.route
         self._task, self._route, self._connections = task, route, connections
         self._client, self._key = connections.client, connections.key
@@ -146,7 +137,7 @@ class RangeMover:
         sent_in = Try(self._task.generation, 0)
         before = Try(self._task.generation - 1, 0)
         sent_before = 0
-        while sent_in.attempt < MAX_TRIES:
+        while sent_in.attempt < sending.MAX_TRIES:
             try:
                 if self._try(sent_in, before):
                     # Another process of this lease may have stored messages that a drained task
@@ -154,11 +145,11 @@ class RangeMover:
                     is_known = not (self._drained and self._again)
                     self._connections.proven |= self._outcome.proven
                     return self._result() if is_known else self.give_back()
-            except UnsubscribedError:
+            except sending.UnsubscribedError:
                 return self._cut_off()
-            except TopicFullError as error:
+            except sending.TopicFullError as error:
                 return replace(self.give_back(), full=error.topic)
-            except SentBeforeError as error:
+            except sending.SentBeforeError as error:
                 self._again, sent_in = True, error.sent_in
                 sent_before += 1
                 if sent_before > MAX_SENT_BEFORE:
@@ -172,7 +163,7 @@ class RangeMover:
             return self.give_back()
         raise RedriveError(
             "the broker neither stores dead letters nor refuses them",
-            got=f"{self._task.range} after {MAX_TRIES} attempts",
+            got=f"{self._task.range} after {sending.MAX_TRIES} attempts",
             remedy="check the log of the broker; another Replay moves the messages that are left",
             reason="SendFailed",
         )
@@ -196,7 +187,7 @@ class RangeMover:
             dead_letters = stack.enter_context(closing(self._dead_letters(self._to_read)))
             entries = self._movable(dead_letters)
             first = list(itertools.islice(entries, 1))
-            window = Window(
+            window = sending.Window(
                 sender,
                 self._outcome,
                 self._check_lease,
@@ -209,7 +200,7 @@ class RangeMover:
             try:
                 unfinished = self._send_within(window, senders, before, first, entries)
                 window.confirm()
-            except (UnsubscribedError, NameTakenError):
+            except (sending.UnsubscribedError, NameTakenError):
                 window.give_up()
                 self._outcome.doubts.update(window.unconfirmed)
                 raise
@@ -217,8 +208,8 @@ class RangeMover:
 
     def _send_within(
         self,
-        window: Window,
-        senders: Mapping[TopicName, Sender],
+        window: sending.Window,
+        senders: Mapping[TopicName, sending.Sender],
         before: Try,
         first: Sequence[Sequence[DeadLetterRow]],
         entries: Iterable[Sequence[DeadLetterRow]],
@@ -235,10 +226,10 @@ class RangeMover:
         try:
             if self._tails:
                 if not self._is_subscribed():  # no consumer receives messages that are found
-                    raise UnsubscribedError
+                    raise sending.UnsubscribedError
                 self._search(senders, before, first)
             return self._send_all(window, itertools.chain(first, entries))
-        except DrainedError:
+        except sending.DrainedError:
             self._drained = True
             with suppress(StalledError):
                 window.drain()
@@ -261,26 +252,26 @@ class RangeMover:
 
     def _sender(
         self, transport: Transport, topic: TopicName, sent_in: Try, stack: ExitStack
-    ) -> Sender:
+    ) -> sending.Sender:
         route = self._route
         target = topic, route.target_partitions
         source_range = self._task.range
         name = functools.partial(
             self._key.producer_name, f"{route.source} {source_range}", self._task.renamed
         )
-        sender = Sender(transport, target, route.source, source_range, sent_in, name)
+        sender = sending.Sender(transport, target, route.source, source_range, sent_in, name)
         stack.callback(sender.close)
         stack.callback(self._record_sends, sender, topic)
         return sender
 
-    def _record_sends(self, sender: Sender, topic: TopicName) -> None:
+    def _record_sends(self, sender: sending.Sender, topic: TopicName) -> None:
         self._sent_to |= {TargetPartition(topic, index) for index in sender.sent_to}
         for index, last in sender.last.items():
             self._last.setdefault(TargetPartition(topic, index), last)
 
     def _search(
         self,
-        senders: Mapping[TopicName, Sender],
+        senders: Mapping[TopicName, sending.Sender],
         before: Try,
         first: Sequence[Sequence[DeadLetterRow]],
     ) -> None:
@@ -351,8 +342,8 @@ class RangeMover:
         """
         while time.monotonic() < quiet:
             if self._check_lease().drain:
-                raise DrainedError
-            time.sleep(LEASE_CHECK_SECONDS)
+                raise sending.DrainedError
+            time.sleep(sending.LEASE_CHECK_SECONDS)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Return True if no message of this lease, the only one in doubt, is in a partition."""
@@ -382,7 +373,7 @@ class RangeMover:
             ):
                 yield entry
 
-    def _send_all(self, window: Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
+    def _send_all(self, window: sending.Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
         """Send *entries*; return True if one came out of order, which the next attempt sends."""
         outcome, doubts = self._outcome, self._doubts()
         late, newest = False, (-1, 0)
@@ -548,7 +539,7 @@ class RangeMover:
         if hidden and self._task.discards:
             try:
                 hidden = self._discard(hidden)
-            except DrainedError:
+            except sending.DrainedError:
                 self._drained = True
                 return
         empty = unread & (gone | parts)

@@ -40,18 +40,7 @@ from redrive.kube.resources import REQUESTED_BY, Key, PolicyKey
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
-from redrive.replay.controller import keys, launch, metrics, rights
-from redrive.replay.controller.admission import (
-    ENDED_AT,
-    admit,
-    awaits_admission,
-    awaits_check,
-    check_permitted,
-    checked_spec,
-    is_dry_run,
-    is_final,
-    template_of,
-)
+from redrive.replay.controller import admission, keys, launch, metrics, rights
 from redrive.replay.controller.checks import start_is_too_late
 from redrive.replay.controller.launch import JobApplication, key_source, pod_access
 from redrive.replay.controller.prerequisites import (
@@ -113,7 +102,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
     logs.identify(replay)
     if "deletionTimestamp" in replay["metadata"]:
         return await rights.release_deleted(replay, ctx)
-    if is_final(replay):
+    if admission.is_final(replay):
         return await _end(replay, ctx)
     try:
         return await _advance(replay, ctx, launching)
@@ -141,10 +130,11 @@ async def _show_end(replay: Body, ctx: Context) -> None:
     if ReplayStatus.of(replay).phase in FINAL:
         return
     error = Reason.ALREADY_ENDED.error(
-        f"the Replay has the annotation {ENDED_AT} of an ended one, so it is not launched",
+        f"the Replay has the annotation {admission.ENDED_AT} of an ended one, so it is not "
+        "launched",
         remedy="make another Replay without that annotation if messages are to be moved",
     )
-    end = moment_of(replay["metadata"]["annotations"][ENDED_AT]) or ctx.clock()
+    end = moment_of(replay["metadata"]["annotations"][admission.ENDED_AT]) or ctx.clock()
     fields = {"phase": Phase.FAILED.value, "completionTime": written(end)}
     version = replay["metadata"]["resourceVersion"]
     await _publisher(ctx).publish(replay, ended(failed(error)), fields, version)
@@ -221,10 +211,10 @@ async def _prepare(replay: Body, reported: ReplayStatus, ctx: Context) -> tuple[
     Raises:
         RedriveError: the Replay may not run, or not now.
     """
-    check_permitted(replay, ctx)
+    admission.check_permitted(replay, ctx)
     check_start(replay, reported, ctx)
     if find_application(replay, ctx) is None:
-        await ctx.replays.derive_aside(checked_spec, replay)
+        await ctx.replays.derive_aside(admission.checked_spec, replay)
     return tuple(await prepare_target(replay, ctx))
 
 
@@ -254,7 +244,7 @@ async def _publish_end(
         await _record_result(replay, conditions[0].reason, fields, ctx)
     except ConflictError:  # the policy was changed meanwhile
         return Requeue.BACKOFF
-    after = await _annotate(replay, {ENDED_AT: written(ctx.clock())}, ctx)
+    after = await _annotate(replay, {admission.ENDED_AT: written(ctx.clock())}, ctx)
     metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
     audit_log.info("Replay ended: %s", _audit_record(replay, conditions[0].reason))
     if has_finalizer(after, rights.FINALIZER):
@@ -273,7 +263,7 @@ async def _record_result(
     """
     reference = PolicyKey.of(replay)
     policy, resource = ctx.find_policy(reference), resources.POLICY_KINDS[reference.kind]
-    if policy is None or is_dry_run(replay):
+    if policy is None or admission.is_dry_run(replay):
         return
     metadata, spec, run = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run
     result = ReplayResult(
@@ -349,7 +339,7 @@ def _template_warnings(
     replay: Body, conditions: tuple[Condition, ...], ctx: Context
 ) -> tuple[Condition, ...]:
     """Return a warning if the job template is invalid, unless the condition states it already."""
-    name = template_of(replay, ctx)
+    name = admission.template_of(replay, ctx)
     problem = None if name is None else ctx.job_templates.problem(name)
     if problem is None or conditions[0].reason == problem.reason:
         return ()
@@ -381,12 +371,12 @@ async def _let_continue(replay: Body, reported: ReplayStatus, ctx: Context) -> B
         RedriveError: the Replay may not run now, such as during another Replay of its policy.
     """
     run = reported.run
-    if run.suspended_time is not None and awaits_check(replay, run):
+    if run.suspended_time is not None and admission.awaits_check(replay, run):
         return await _annotate(replay, {CHECKED: written(run.suspended_time)}, ctx)
-    if not awaits_admission(replay, reported.run):
+    if not admission.awaits_admission(replay, reported.run):
         return replay
-    await ctx.replays.derive_aside(checked_spec, replay)
-    admit(replay, ctx)
+    await ctx.replays.derive_aside(admission.checked_spec, replay)
+    admission.admit(replay, ctx)
     return await _annotate(replay, {ADMITTED: replay["metadata"]["uid"]}, ctx)
 
 
@@ -420,7 +410,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
             remedy="start it with --replay-template (replay.enabled in the Helm chart)",
         )
     check_start(replay, reported, ctx)
-    admitted = admit(replay, ctx)
+    admitted = admission.admit(replay, ctx)
     launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
     key = await keys.ledger_key(replay, admitted, ctx.settings.replay_template, ctx)
     key_secret = keys.secret_of(replay, key)
@@ -508,7 +498,7 @@ async def _is_written(
     Raises:
         KubernetesError: the status could not be written.
     """
-    if is_final(replay):
+    if admission.is_final(replay):
         return False
     version = replay["metadata"]["resourceVersion"]
     try:
@@ -530,10 +520,10 @@ async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
             meanwhile.
     """
     ttl = replay["spec"].get("ttlAfterFinished")
-    end, now = moment_of(replay["metadata"]["annotations"][ENDED_AT]), ctx.clock()
+    end, now = moment_of(replay["metadata"]["annotations"][admission.ENDED_AT]), ctx.clock()
     try:
         if end is None or end > now:
-            await _annotate(replay, {ENDED_AT: written(now)}, ctx)
+            await _annotate(replay, {admission.ENDED_AT: written(now)}, ctx)
             return next_requeue(replay, Phase.COMPLETED)
         if ttl is None:
             return Requeue.ON_CHANGE
