@@ -16,12 +16,12 @@ from redrive.auth.files import BrokerCredentials
 from redrive.replay import lookup, sending
 from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.chaos.scene import findings
 from tests.support.frozen_threads import frozen_threads
 from tests.support.held_sends import held_at
+from tests.support.local_engine import Local
 from tests.support.local_runs import (
     EverySecond,
     Notes,

@@ -28,7 +28,7 @@ import signal
 import sys
 from contextlib import nullcontext
 from redrive.replay.__main__ import main
-from redrive.replay.job.plan import Local
+from tests.support.local_engine import Local
 from redrive.replay import spark
 
 spark.spark_session = nullcontext

@@ -18,11 +18,12 @@ from redrive.replay import audit
 from redrive.replay.account import Account
 from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Engine, Local
+from redrive.replay.job.plan import Engine
 from redrive.replay.records import Records
 from redrive.replay.spec import ReplayJob
 from sandbox.sandbox import Sandbox
 from tests.support import spark_runs
+from tests.support.local_engine import Local
 from tests.support.local_runs import EverySecond, Notes, job_of, numbers, selecting
 from tests.support.spark_runs import LOCAL, SparkRun
 from tests.support.waiting import wait_until

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pulsar
 
@@ -40,54 +40,37 @@ _events_log = logging.getLogger("redrive.delivery.events")  # a public name
 
 
 class Name(enum.StrEnum):
-    """The names of all events."""
+    """The names of all events, each with the level of its record in the log."""
 
-    ATTEMPT_FAILED = "redrive.attempt_failed"
-    RETRIED = "redrive.retried"
-    RETRIED_IN_PLACE = "redrive.retried_in_place"
-    NEGATIVELY_ACKNOWLEDGED = "redrive.negatively_acknowledged"
-    DEAD_LETTERED = "redrive.dead_lettered"
-    DISCARDED = "redrive.discarded"
-    UNSENT = "redrive.unsent"
-    TAKING_STOPPED = "redrive.taking_stopped"
-    TAKING_RESUMED = "redrive.taking_resumed"
-    LATE_SUCCESS = "redrive.late_success"
-    DROPPED = "redrive.dropped"
-    COPY_DROPPED = "redrive.copy_dropped"
-    HELD = "redrive.held"
-    OUTAGE_BEGAN = "redrive.outage_began"
-    OUTAGE_ENDED = "redrive.outage_ended"
-    OUTAGE_IGNORED = "redrive.outage_ignored"
-    LEFT_UNSETTLED = "redrive.left_unsettled"
-    DISCONNECTED = "redrive.disconnected"
-    RECONNECTED = "redrive.reconnected"
-    RECOVERED = "redrive.recovered"
-    CLOCK_AHEAD = "redrive.clock_ahead"
+    ATTEMPT_FAILED = "redrive.attempt_failed", logging.WARNING
+    RETRIED = "redrive.retried", logging.INFO
+    RETRIED_IN_PLACE = "redrive.retried_in_place", logging.INFO
+    NEGATIVELY_ACKNOWLEDGED = "redrive.negatively_acknowledged", logging.INFO
+    DEAD_LETTERED = "redrive.dead_lettered", logging.WARNING
+    DISCARDED = "redrive.discarded", logging.WARNING
+    UNSENT = "redrive.unsent", logging.ERROR
+    TAKING_STOPPED = "redrive.taking_stopped", logging.ERROR
+    TAKING_RESUMED = "redrive.taking_resumed", logging.INFO
+    LATE_SUCCESS = "redrive.late_success", logging.WARNING
+    DROPPED = "redrive.dropped", logging.WARNING
+    COPY_DROPPED = "redrive.copy_dropped", logging.INFO
+    HELD = "redrive.held", logging.WARNING
+    OUTAGE_BEGAN = "redrive.outage_began", logging.ERROR
+    OUTAGE_ENDED = "redrive.outage_ended", logging.INFO
+    OUTAGE_IGNORED = "redrive.outage_ignored", logging.ERROR
+    LEFT_UNSETTLED = "redrive.left_unsettled", logging.WARNING
+    DISCONNECTED = "redrive.disconnected", logging.ERROR
+    RECONNECTED = "redrive.reconnected", logging.INFO
+    RECOVERED = "redrive.recovered", logging.WARNING
+    CLOCK_AHEAD = "redrive.clock_ahead", logging.ERROR
 
+    level: int
 
-_LEVELS = {
-    Name.ATTEMPT_FAILED: logging.WARNING,
-    Name.RETRIED: logging.INFO,
-    Name.RETRIED_IN_PLACE: logging.INFO,
-    Name.NEGATIVELY_ACKNOWLEDGED: logging.INFO,
-    Name.DEAD_LETTERED: logging.WARNING,
-    Name.DISCARDED: logging.WARNING,
-    Name.UNSENT: logging.ERROR,
-    Name.TAKING_STOPPED: logging.ERROR,
-    Name.TAKING_RESUMED: logging.INFO,
-    Name.LATE_SUCCESS: logging.WARNING,
-    Name.DROPPED: logging.WARNING,
-    Name.COPY_DROPPED: logging.INFO,
-    Name.HELD: logging.WARNING,
-    Name.OUTAGE_BEGAN: logging.ERROR,
-    Name.OUTAGE_ENDED: logging.INFO,
-    Name.OUTAGE_IGNORED: logging.ERROR,
-    Name.LEFT_UNSETTLED: logging.WARNING,
-    Name.DISCONNECTED: logging.ERROR,
-    Name.RECONNECTED: logging.INFO,
-    Name.RECOVERED: logging.WARNING,
-    Name.CLOCK_AHEAD: logging.ERROR,
-}
+    def __new__(cls, name: str, level: int) -> Self:  # noqa: D102 - the columns of a row
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.level = level
+        return member
 
 
 @dataclass(frozen=True)
@@ -152,12 +135,12 @@ class Events:
 
     def wants(self, name: Name) -> bool:
         """Return True if an event is logged or goes to a hook."""
-        return self.hook is not None or _events_log.isEnabledFor(_LEVELS[name])
+        return self.hook is not None or _events_log.isEnabledFor(name.level)
 
     def report(self, event: Event, text: str, *values: object) -> None:
         """Report *event*, in the log with *text*, which is formatted with *values*."""
         try:
-            level = _LEVELS[event.event]
+            level = event.event.level
             if _events_log.isEnabledFor(level):
                 # Not `log`, which looks for the caller in all frames.
                 record = _events_log.makeRecord(

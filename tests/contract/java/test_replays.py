@@ -14,7 +14,7 @@ from redrive.reading.positions import EntryId
 from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.outcomes import MessageOutcomes, follow
-from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
+from redrive.replay.job.plan import DesiredState, Pause, Scanned
 from redrive.replay.spec import ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_schemas import (
@@ -28,6 +28,7 @@ from tests.contract.java.test_schemas import (
     typed,
 )
 from tests.support.java import JavaClient
+from tests.support.local_engine import Local
 from tests.support.provisioned_policy import ProvisionedPolicy
 
 pytestmark = pytest.mark.xdist_group("java")

@@ -16,9 +16,9 @@ import pytest
 from redrive.reading import broker, session
 from redrive.replay import mover, sending
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
 from tests.chaos.proxy import Proxy, answering
+from tests.support.local_engine import Local
 from tests.support.local_runs import (
     Notes,
     job_of,

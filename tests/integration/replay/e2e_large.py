@@ -23,11 +23,11 @@ from redrive.policy.naming import TopicName
 from redrive.reading import ranges
 from redrive.replay import lookup, sending
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
 from redrive.replay.task import RangeTask
 from sandbox.pulsar import SUPERUSER
+from tests.support.local_engine import Local
 from tests.support.local_runs import (
     Notes,
     job_of,
@@ -306,7 +306,7 @@ before all are read, and 230 if it asked the broker for more than 16 MiB ahead."
 
 RUN = f"""{SILENT}{PEAK}
 import sys
-from redrive.replay.job.plan import Local
+from tests.support.local_engine import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 

@@ -18,10 +18,11 @@ from redrive.replay import sending as windows
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause
 from redrive.replay.mover import RangeMover
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, numbers, wait_until_moved
 from tests.support.subscriptions import drain
 from tests.support.waiting import wait_until

@@ -16,10 +16,10 @@ import pytest
 
 from redrive.kube import resources
 from redrive.replay import __main__ as driver
-from redrive.replay.job.plan import Local
 from redrive.replay.job.progress import Progress
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
+from tests.support.local_engine import Local
 from tests.support.local_runs import driver_process, numbers, replay
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ import sys
 from contextlib import nullcontext
 from redrive.replay import spark
 from redrive.replay.__main__ import main
-from redrive.replay.job.plan import Local
+from tests.support.local_engine import Local
 
 spark.spark_session = nullcontext
 spark.Spark = lambda *_: Local()

@@ -22,7 +22,7 @@ from redrive.replay import lookup, mover, sending
 from redrive.replay.account import Account
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, Scanned
 from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult, StoredMessages
@@ -30,6 +30,7 @@ from redrive.replay.sending import Sender, Window
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support.faulty_broker import Killed
+from tests.support.local_engine import Local
 from tests.support.local_runs import job_of
 from tests.support.waiting import wait_until
 

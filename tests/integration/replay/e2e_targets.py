@@ -23,12 +23,12 @@ from redrive.replay import mover, transport
 from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import Dispatch
-from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
 from tests.integration.replay.test_schemas import FIRST, bury
 from tests.support.held_sends import held_at
+from tests.support.local_engine import Local
 from tests.support.local_runs import (
     DiesAtLast,
     Notes,

@@ -12,8 +12,8 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import encode_number
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from sandbox.pulsar import Broker
+from tests.support.local_engine import Local
 from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
 from tests.support.raw_producer import raw_producer
 

@@ -15,11 +15,12 @@ from redrive.api.replay_status import ReplayRun
 from redrive.reading import broker
 from redrive.replay import ledger as ledgers
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local, PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import Ledger
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, replay
 
 ProvisionPolicy = Callable[..., Any]

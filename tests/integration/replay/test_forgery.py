@@ -20,10 +20,10 @@ from redrive.reading.positions import Position, Source
 from redrive.reading.ranges import Range
 from redrive.replay import mover, transport
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import PERMIT, RangeRecord, range_key
 from redrive.replay.task import RangeTask
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, kill_at, numbers, replay
 from tests.support.raw_entries import HARMFUL, store
 

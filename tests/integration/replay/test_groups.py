@@ -15,11 +15,11 @@ from redrive.reading import reader
 from redrive.replay import sending
 from redrive.replay.job import plan
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
 from redrive.replay.spark import Spark
 from redrive.replay.task import RangeTask
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, numbers, selecting
 
 ProvisionPolicy = Callable[..., Any]

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from tests.support.hostile_metadata import metadata, single, written
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, selecting
 from tests.support.raw_entries import RawEntry, in_batch, numbers, store
 from tests.support.waiting import wait_until

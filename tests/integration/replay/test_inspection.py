@@ -25,10 +25,10 @@ from redrive.reading.frames import OutgoingMessage
 from redrive.reading.positions import encode_nested
 from redrive.reading.session import Session
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.spec import Choice
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.documented import READ, commands
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, numbers
 from tests.support.raw_entries import HARMFUL, RawEntry, chunk, store
 from tests.support.reasons import raises

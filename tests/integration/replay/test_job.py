@@ -25,13 +25,14 @@ from redrive.replay.account import Account
 from redrive.replay.job import dispatch, run
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import ReplayGoneError
-from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
+from redrive.replay.job.plan import DesiredState, Pause, Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import mounted_key
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support.documented import REPLAYS_PAGE, block
+from tests.support.local_engine import Local
 from tests.support.local_runs import wait_until_moved
 from tests.support.reasons import raises
 from tests.support.waiting import wait_until

@@ -17,7 +17,6 @@ import pytest
 from redrive.auth.files import job_credentials
 from redrive.auth.method import ACCESS_VARIABLE
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.ledger import Ledger, mounted_key, read
 from redrive.replay.records import Header, header_key
 from redrive.replay.spec import Choice
@@ -26,6 +25,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER
 from tests.support import compaction
 from tests.support.documented import AUDIT, ROOT, commands
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]

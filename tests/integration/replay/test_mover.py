@@ -22,12 +22,12 @@ from redrive.reading.session import ProtocolConnection
 from redrive.replay import mover, sending
 from redrive.replay.account import Account
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RefusedEntry
 from redrive.replay.task import RangeTask
 from tests.support.held_sends import held_at
+from tests.support.local_engine import Local
 from tests.support.local_runs import (
     EverySecond,
     Notes,

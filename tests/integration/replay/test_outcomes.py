@@ -18,8 +18,9 @@ from redrive.policy.model import Policy
 from redrive.replay.job import outcomes
 from redrive.replay.job import run as runs
 from redrive.replay.job.outcomes import MessageOutcomes
-from redrive.replay.job.plan import DesiredState, Local
+from redrive.replay.job.plan import DesiredState
 from redrive.replay.spec import ReplayJob
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]

@@ -16,11 +16,12 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover, sending
 from redrive.replay.controller.admission import choice_of
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local, PlannedRange, Scan
+from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.outcome import Key, RangeResult
 from redrive.replay.sending import Sender
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
+from tests.support.local_engine import Local
 from tests.support.local_runs import (
     Notes,
     job_of,

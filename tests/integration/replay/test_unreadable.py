@@ -18,10 +18,10 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.reading import ranges
 from redrive.replay import harmful, mover
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.documented import original
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, replay, selecting
 from tests.support.raw_entries import HARMFUL, RawEntry, chunk, numbers, store
 from tests.support.raw_producer import raw_producer

@@ -24,7 +24,6 @@ from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.reading.reader import ReadableTopic, RowsByRange
 from redrive.reading.rows import DeadLetterRow
-from redrive.replay import mover
 from redrive.replay.account import (
     MAX_LEADERS,
     Account,
@@ -491,28 +490,6 @@ class Reporter(Protocol):
 
     def report_scan(self, scanned: Scanned) -> None:
         """Publish the current results of scans, while the run is planned."""
-
-
-class Local:
-    """Engine that runs tasks in this process, for jobs without SQL and few messages."""
-
-    def __init__(self, slots: int = 2) -> None:
-        self.slots = self.capacity = slots
-        self.scanned = Scanned()
-
-    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
-        """Plan ranges one after the other."""
-        for planned in itertools.chain.from_iterable(map(scan_all, grouped(scans, self.slots))):
-            self.scanned += Scanned.of(planned)
-            yield planned
-
-    def move(self, task: RangeTask) -> RangeResult:
-        """Move one range."""
-        return mover.move(task)
-
-    def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
-        """Move several ranges."""
-        return mover.move_all(tasks)
 
 
 SHOWN = 20
