@@ -263,7 +263,8 @@ def _grants(role: TopicRole, topic: TopicName, request: Request) -> tuple[Grant,
 
 def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
     return {
-        **resources.CONFIG_MAPS.typed,
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
         "metadata": {
             **config_map_of(owner)._asdict(),
             "labels": {**dict([resources.MANAGED]), resources.POLICY_LABEL: Key.of(owner).name},
