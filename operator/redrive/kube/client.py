@@ -506,7 +506,8 @@ def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> 
     metadata = about["metadata"]
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        **resources.EVENTS.typed,
+        "apiVersion": "v1",
+        "kind": "Event",
         "metadata": {
             "generateName": f"{metadata['name'][:50]}-",
             "namespace": metadata["namespace"],
