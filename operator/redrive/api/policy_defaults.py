@@ -11,7 +11,7 @@ import enum
 from datetime import timedelta
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict, WithJsonSchema
+from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 
 from redrive.api import model
 from redrive.errors import InvalidSpecError
@@ -200,22 +200,10 @@ class DelayLadder(model.OneOf):
         return Ladder.from_preset(self.preset or DEFAULT_PRESET)
 
 
-def _scheme(value: object) -> Scheme:
-    return Scheme.parse(value if isinstance(value, str) else repr(value))
-
-
-SchemeField = Annotated[
-    Scheme,
-    WithJsonSchema({"type": "string", "enum": [scheme.value for scheme in Scheme]}),
-    BeforeValidator(model.refusing(_scheme)),
-    PlainSerializer(str),
-]
-
-
 class Naming(model.ApiModel):
     """Names of retry topic, dead-letter topic and ConfigMap: derived, or set one by one."""
 
-    scheme: SchemeField = Scheme.PULSAR
+    scheme: Annotated[Scheme, *model.one_of(Scheme, "`scheme`")] = Scheme.PULSAR
     """Scheme of names that are not set. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
     `SubscriptionUpper` (TDMQ 2.7.2): `<subscription>-RETRY` and `…-DLQ`. `SubscriptionLower` (TDMQ
     2.6.1): `<subscription>-retry` and `…-dlq`. `RocketMQ`: `%RETRY%<subscription>` and

@@ -59,22 +59,6 @@ class Scheme(enum.StrEnum):
     SUBSCRIPTION_LOWER = "SubscriptionLower"
     ROCKETMQ = "RocketMQ"
 
-    @classmethod
-    def parse(cls, text: str) -> Scheme:
-        """Parse the name of a scheme.
-
-        Raises:
-            InvalidSpecError: the scheme is unknown.
-        """
-        try:
-            return cls(text)
-        except ValueError:
-            raise InvalidSpecError(
-                "the naming scheme is unknown",
-                got=text[:64],
-                remedy=f"use one of {', '.join(cls)}",
-            ) from None
-
 
 _DERIVED = re.compile(
     rf"(?:.*(?:-RETRY|-DLQ|-retry|-dlq)(?:{LEDGER_SUFFIX}|{SEQUENCES_SUFFIX})?|%(?:RETRY|DLQ)%.*)"

@@ -50,7 +50,7 @@ def test_derived_names_equal_those_of_pulsar_clients() -> None:
     ],
 )
 def test_scheme_names_topics_as_its_system_does(scheme: str, retry: str, dead_letter: str) -> None:
-    chosen = Scheme.parse(scheme)
+    chosen = Scheme(scheme)
     assert naming.retry_topic(ORDERS, "billing", chosen) == ORDERS.sibling(retry)
     assert naming.dead_letter_topic(ORDERS, "billing", chosen) == ORDERS.sibling(dead_letter)
 
@@ -73,13 +73,6 @@ def test_other_topics_are_not_derived(local: str) -> None:
 def test_braces_in_names_are_not_substituted() -> None:
     topic = naming.retry_topic(ORDERS.sibling("{subscription}"), "{topic}")
     assert topic.local == "{subscription}-{topic}-RETRY"
-
-
-def test_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        InvalidSpecError, match=r"got 'kafka'; use one of Pulsar, SubscriptionUpper,"
-    ):
-        Scheme.parse("kafka")
 
 
 @given(topics, st.integers(0, 1_000))
