@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pulsar
 
@@ -464,15 +464,12 @@ class Reporting(Middleware):
         self._events.report(event, text, *values)
 
 
-def _event(  # noqa: PLR0913 - all that an event shows
+def _event(
     name: Name,
     message: pulsar.Message,
     attempt: Attempt,
     policy: Policy,
-    *,
-    topic: str = "",
-    new_id: str = "",
-    reason: str = "",
+    **details: Any,  # noqa: ANN401 - further fields of the event
 ) -> Event:
     return Event(
         name,
@@ -482,8 +479,6 @@ def _event(  # noqa: PLR0913 - all that an event shows
         generation=policy.generation,
         source=str(policy.topic),
         subscription=policy.subscription,
-        topic=topic,
-        new_id=new_id,
-        reason=reason,
         policy=policy.name,
+        **details,
     )

@@ -144,29 +144,15 @@ def permissions(
     return spec.permissions(namespace, selected, connection.namespace)
 
 
-def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabels) -> bool:
-    """Return True if a connection allows objects of *namespace*, or if that is unknown."""
-    try:
-        return bool(_rules_for(connection, namespace, table, labels))
-    except RedriveError:
-        return True
-
-
 def rules_for(
     connection: Key, namespace: str, table: Cache, labels: NamespaceLabels
-) -> tuple[NamespaceRule, ...]:
-    """Return the rules of a connection for objects of *namespace*; empty if unknown."""
+) -> tuple[NamespaceRule, ...] | None:
+    """Return the rules of a connection for objects of *namespace*; None if unknown."""
     try:
-        return _rules_for(connection, namespace, table, labels)
+        spec = spec_at(connection, table)
+        selected = labels.of(namespace) if spec.selects_namespaces else {}
     except RedriveError:
-        return ()
-
-
-def _rules_for(
-    connection: Key, namespace: str, table: Cache, labels: NamespaceLabels
-) -> tuple[NamespaceRule, ...]:
-    spec = spec_at(connection, table)
-    selected = labels.of(namespace) if spec.selects_namespaces else {}
+        return None
     return tuple(r for r in spec.rules if r.is_for(namespace, selected, connection.namespace))
 
 

@@ -24,7 +24,7 @@ from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, logs, resources
 from redrive.kube.client import NotFoundError
-from redrive.kube.connections import may_use, rules_for, users, written_rules
+from redrive.kube.connections import rules_for, users, written_rules
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
@@ -80,7 +80,8 @@ def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any
     by_namespace = Counter(Key.of(body).namespace for body in used)
     by_rule = {rule["name"]: Counter[str]() for rule in written_rules(connection)}
     for namespace, count in by_namespace.items():
-        for rule in rules_for(Key.of(connection), namespace, ctx.connections, ctx.namespaces):
+        rules = rules_for(Key.of(connection), namespace, ctx.connections, ctx.namespaces)
+        for rule in rules or ():
             by_rule[rule.name][namespace] = count
     allow = [
         {"name": name, "namespaces": len(counts), "policies": counts.total()}
@@ -160,9 +161,11 @@ def users_of(connection: Body, ctx: Context) -> tuple[Body, ...]:
     """
     key = Key.of(connection)
     policies = (*users(key, ctx.policies), *users(key, ctx.rocketmq_policies))
-    namespaces = {Key.of(body).namespace for body in policies}
-    allowed = {ns for ns in namespaces if may_use(key, ns, ctx.connections, ctx.namespaces)}
-    return tuple(body for body in policies if Key.of(body).namespace in allowed)
+    rules = {
+        namespace: rules_for(key, namespace, ctx.connections, ctx.namespaces)
+        for namespace in {Key.of(body).namespace for body in policies}
+    }
+    return tuple(body for body in policies if rules[Key.of(body).namespace] != ())
 
 
 def is_protection_due(connection: Body, *, used: bool) -> bool:
