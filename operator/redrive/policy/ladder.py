@@ -1,4 +1,4 @@
-"""Delay of each retry.
+"""Retry delays: the back-off before each retry.
 
 A ladder lists the delays before retry 1, 2, 3 …; its last rung repeats. Delay *levels* are a second
 ladder: rung k is the delay of `level=k`. Both tables come from RocketMQ and its descendants, where

@@ -6,8 +6,8 @@ receive → handle ─ success ──────────────▶ Don
                  └ failure ─ retries left ▶ Retry(delay)
                            └ none, or level < 0 ▶ Dead(reason), or Discard(reason)
 
-`after_failure` decides by the number of failures, `FailureRules` by their *cause*: the class of an
-exception, its own cause, or a predicate.
+`after_failure` decides by the number of failures, with the retry delay of the policy's ladder.
+`FailureRules` decide by the *cause*: the class of an exception, its own cause, or a predicate.
 """
 
 from __future__ import annotations
