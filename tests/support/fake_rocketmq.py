@@ -59,6 +59,13 @@ class FakeCluster:
         messages = self._stored[topic, queue]
         messages.append(stored(len(messages), body, properties.encode(), flags=flags))
 
+    def drop(self, topic: str, *, others: int = 0) -> None:
+        """Delete a topic, and create it again with a number of other messages in each queue."""
+        for queue in range(self.counts[topic]):
+            self._stored[topic, queue].clear()
+            for _ in range(others):
+                self.add(topic, queue, UNIQ_KEY="other")
+
     def read(self, topic: str, queue: int = 0) -> list[QueueMessage]:
         """Return the kept messages of a queue."""
         return list(parse_stored(b"".join(self._stored[topic, queue][self.first[topic, queue] :])))
@@ -74,12 +81,12 @@ class FakeCluster:
         return range(self.first[topic, queue], len(self._stored[topic, queue]))
 
     async def pull(
-        self, _master: Master, topic: str, queue: int, offset: int, _group: str
+        self, _master: Master, topic: str, queue: int, offset: int, _group: str, count: int = 32
     ) -> tuple[bytes, int]:
         first = self.first[topic, queue]
         if offset < first:
             return b"", first
-        messages = self._stored[topic, queue][offset : offset + 2]
+        messages = self._stored[topic, queue][offset : offset + min(2, count)]
         return b"".join(messages), offset + len(messages)
 
     async def send(  # noqa: PLR0913  see `RocketMQSession.send`

@@ -136,7 +136,7 @@ _ONE_READING = replay.immutable(
 class InspectionSpec(CheckedModel):
     """One reading of messages. Immutable, except `ttlAfterFinished`."""
 
-    RULES = (_ONE_READING, _RESULTS)
+    RULES = (_ONE_READING, _RESULTS, replay.IDS_OF_BROKER)
 
     policy_ref: replay.PolicyRef
     """Policy of the messages, in the same namespace."""
@@ -186,6 +186,7 @@ class InspectionSpec(CheckedModel):
         if len(self._results) > 1:
             problem = f"{_RESULTS.problem}; got more than one of them"
             raise InvalidSpecError(problem, remedy=_RESULTS.remedy)
+        replay.check_ids(self.select, self.policy_ref)
 
     @property
     def reveals(self) -> bool:

@@ -430,21 +430,15 @@ ReaderRoles = Annotated[
 ]
 
 
-def _topic(value: object) -> naming.TopicName:
+def parse_topic(value: object) -> naming.TopicName:
+    """Parse the full name of a Pulsar topic."""
     if isinstance(value, naming.TopicName):
         return value
     return naming.TopicName.parse_whole(value if isinstance(value, str) else repr(value))
 
 
-TopicField = Annotated[
-    InstanceOf[naming.TopicName],
-    WithJsonSchema(
-        {
-            "type": "string",
-            "maxLength": MAX_TOPIC,
-            "pattern": r"^persistent://[-=:.\w]+/[-=:.\w]+/[^/\s\x00-\x1f\x7f]{1,255}$",
-        }
-    ),
+PULSAR_TOPIC = r"persistent://[-=:.\w]+/[-=:.\w]+/[^/\s\x00-\x1f\x7f]{1,255}"
+PULSAR_TOPIC_RULES = (
     Rule(
         r"!self.matches('/[.][.]?(/|$)')",
         "a topic must be written as persistent://tenant/namespace/name, the name without slashes "
@@ -467,7 +461,12 @@ TopicField = Annotated[
         "use a topic of an application",
         got=QUOTED,
     ),
-    BeforeValidator(refusing(_topic)),
+)
+TopicField = Annotated[
+    InstanceOf[naming.TopicName],
+    WithJsonSchema({"type": "string", "maxLength": MAX_TOPIC, "pattern": f"^{PULSAR_TOPIC}$"}),
+    *PULSAR_TOPIC_RULES,
+    BeforeValidator(refusing(parse_topic)),
     PlainSerializer(str),
 ]
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    Strict,
+    WithJsonSchema,
+)
 
 from redrive.api import model
 from redrive.api.job import ReplayJobTemplate
 from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN, bounded_duration
+from redrive.api.rocketmq import APPLICATION_TOPIC, MAX_NAME, queue_topic
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.naming import TopicName
@@ -23,14 +34,17 @@ _WINDOW = model.Rule(
     "choose an earlier since, or a later until",
 )
 
+MAX_ID = 128
+_PULSAR_ID = r"\d{1,18}:\d{1,18}(:-?\d{1,9}){0,2}"
+_ROCKETMQ_ID = r"[-_.%|a-zA-Z0-9]{1,100}:\d{1,4}:\d{1,18}"
 DeadLetterId = Annotated[
     str,
-    Field(max_length=64),
+    Field(max_length=MAX_ID),
     model.Form(
-        r"\d{1,18}:\d{1,18}(:-?\d{1,9}){0,2}",
+        f"{_PULSAR_ID}|{_ROCKETMQ_ID}",
         "the id of a message must be ledger:entry, ledger:entry:partition or "
-        "ledger:entry:partition:index",
-        "copy it from a plan",
+        "ledger:entry:partition:index, and for RocketMQ master:queue:offset",
+        "copy it from a plan, or from peek",
     ),
 ]
 
@@ -81,7 +95,8 @@ class MessageSelection(model.CheckedModel):
 
     ids: Annotated[tuple[DeadLetterId, ...], model.items(500, model.SET, least=1)] | None = None
     """Message ids, as `ledger:entry:partition:index`; without an index, or with -1, all messages of
-    the entry. 1 to 500 ids. Defaults to any. Example: `4711:3:0:0`."""
+    the entry. For a RocketMQRetryPolicy `master:queue:offset`, such as `broker-a:0:17`. 1 to 500
+    ids. Defaults to any. Example: `4711:3:0:0`."""
 
     keys: Annotated[tuple[_Key, ...], model.items(64, model.SET, least=1)] | None = None
     """Ordering keys or keys of messages, 1 to 64. Defaults to any. Example: `order-17`."""
@@ -287,6 +302,31 @@ class ReplayRate(model.ApiModel):
         return self.messages / parse_duration(self.per).total_seconds()
 
 
+def _target_topic(value: object) -> TopicName | str:
+    is_of_rocketmq = isinstance(value, str) and re.fullmatch(_QUEUE_TOPIC, value)
+    return queue_topic(str(value)) if is_of_rocketmq else model.parse_topic(value)
+
+
+_PULSAR, _QUEUE_TOPIC = "persistent://", f"[-_a-zA-Z0-9]{{1,{MAX_NAME}}}"
+_TargetTopic = Annotated[
+    InstanceOf[TopicName] | str,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "maxLength": model.MAX_TOPIC,
+            "pattern": f"^({model.PULSAR_TOPIC}|{_QUEUE_TOPIC})$",
+        }
+    ),
+    *(
+        replace(rule, holds=f"!self.startsWith('{_PULSAR}') || ({rule.holds})")
+        for rule in model.PULSAR_TOPIC_RULES
+    ),
+    APPLICATION_TOPIC[0],
+    BeforeValidator(model.refusing(_target_topic)),
+    PlainSerializer(str),
+]
+
+
 class ReplayTarget(model.TypedUnion):
     """The topic that dead letters are moved to."""
 
@@ -297,9 +337,39 @@ class ReplayTarget(model.TypedUnion):
     """`Retry`: the retry topic, for the subscription of the policy only. `Source`: the source
     topic, for all of its subscriptions. `Topic`: the topic of the field `topic`."""
 
-    topic: model.TopicField | None = None
+    topic: _TargetTopic | None = None
     """Full name of the target, which the connection must allow. It must exist, and must not be a
-    retry, dead-letter or ledger topic of another policy."""
+    retry, dead-letter or ledger topic of another policy. For a RocketMQRetryPolicy the name of a
+    topic of RocketMQ, which a rule must allow together with the group of the policy. Examples:
+    `persistent://shop/prod/orders-repair`; `orders-repair`."""
+
+
+_IS_ROCKETMQ = f"(present(self.policyRef.kind) && self.policyRef.kind == '{PolicyKind.ROCKETMQ}')"
+IDS_OF_BROKER = model.Rule(
+    f"!present(self.select.ids) || ({_IS_ROCKETMQ}"
+    f" ? self.select.ids.all(id, id.matches(r'^{_ROCKETMQ_ID}$'))"
+    f" : self.select.ids.all(id, id.matches(r'^{_PULSAR_ID}$')))",
+    "`select.ids` must be ids of the kind of broker of the policy",
+    "copy them from a plan, or from peek",
+)
+_TARGET_OF_BROKER = model.Rule(
+    f"!present(self.target.topic) || self.target.topic.startsWith('{_PULSAR}') != {_IS_ROCKETMQ}",
+    "`target.topic` must be a topic of the kind of broker of the policy",
+    "write persistent://tenant/namespace/name for a RetryPolicy, and a name such as orders-repair "
+    "for a RocketMQRetryPolicy",
+)
+
+
+def check_ids(select: MessageSelection | None, reference: PolicyRef) -> None:
+    """Check that the ids of *select* are those of the broker of a policy.
+
+    Raises:
+        InvalidSpecError: one is not.
+    """
+    form = _ROCKETMQ_ID if reference.kind is PolicyKind.ROCKETMQ else _PULSAR_ID
+    for written in (select and select.ids) or ():
+        if not re.fullmatch(form, written, re.ASCII):
+            raise IDS_OF_BROKER.error(written)
 
 
 _Confirmation = Annotated[
@@ -319,7 +389,7 @@ class ReplaySpec(model.CheckedModel):
     `mode` from `Review` to `Run`.
     """
 
-    RULES = (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED)
+    RULES = (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED, _TARGET_OF_BROKER, IDS_OF_BROKER)
 
     policy_ref: PolicyRef
     """Policy of the dead letters, in the same namespace."""
@@ -403,7 +473,7 @@ class ReplaySpec(model.CheckedModel):
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
     `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
     `select.ids`, `select.limit` or the last statistics of the policy, and without a Spark operator;
-    else `Spark`. The result is the same. Defaults to Auto."""
+    else `Spark`. The result is the same. A RocketMQRetryPolicy has only `Job`. Defaults to Auto."""
 
     job_template: ReplayJobTemplate | None = None
     """Job template of its pods, and number of executors. Defaults to the template and the number of
@@ -412,6 +482,11 @@ class ReplaySpec(model.CheckedModel):
     def _check(self) -> None:
         if self.follow_for is not None and (self.is_plan or self.target.type is Target.TOPIC):
             raise _FOLLOWED.error()
+        topic = self.target.topic
+        is_of_rocketmq = self.policy_ref.kind is PolicyKind.ROCKETMQ
+        if topic is not None and isinstance(topic, TopicName) is is_of_rocketmq:
+            raise _TARGET_OF_BROKER.error(topic)
+        check_ids(self.select, self.policy_ref)
 
     @property
     def is_plan(self) -> bool:
@@ -423,12 +498,15 @@ class ReplaySpec(model.CheckedModel):
         return confirmation in (self.confirmations or ())
 
     def target_topic(self, source: TopicName) -> TopicName | None:
-        """Return the target topic; None for the retry topic.
+        """Return the target topic of Pulsar; None for the retry topic.
 
         Args:
             source: source topic of the policy.
         """
-        return source if self.target.type is Target.SOURCE else self.target.topic
+        topic = self.target.topic
+        if self.target.type is Target.SOURCE:
+            return source
+        return topic if isinstance(topic, TopicName) else None
 
 
 class ReplayRef(model.ApiModel):

@@ -17,7 +17,7 @@ from pydantic import (
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes, written
 from redrive.api.model import MAX_TOPIC, StatusModel
-from redrive.api.replay import Mode, ReplayEngine
+from redrive.api.replay import MAX_ID, Mode, ReplayEngine
 from redrive.api.retrypolicy import MAX_SHOWN
 from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.values import parse_duration
@@ -42,8 +42,8 @@ FINAL = frozenset({Phase.COMPLETED, Phase.FAILED})
 class Refusal(StatusModel):
     """A selected entry of the dead-letter topic that cannot be moved."""
 
-    entry: Annotated[str, Field(max_length=64)]
-    """Id of the entry, as `ledger:entry`."""
+    entry: Annotated[str, Field(max_length=MAX_ID)]
+    """Id of the entry, as `ledger:entry`; of RocketMQ as `master:queue:offset`."""
 
     messages: int
     """Number of selected messages in it."""
@@ -98,9 +98,11 @@ class Preview(StatusModel):
     refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
     """Reasons of messages that cannot be moved; `refusals` lists these messages."""
 
-    samples: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=10)] = ()
+    samples: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_ID)], ...], Field(max_length=10)
+    ] = ()
     """Ids of some messages that would be moved, as `ledger:entry:partition:index`; partition -1
-    means that the topic is not partitioned."""
+    means that the topic is not partitioned. Of RocketMQ as `master:queue:offset`."""
 
     estimated_seconds: int | None = None
     """Estimated duration of the run in seconds, without the start of Spark. Known after the
@@ -234,6 +236,11 @@ class RunCounts(LenientStatus):
 
     left: int | None = None
     """Selected messages that are not settled yet. Of a plan: messages that would be moved."""
+
+    doubled: int | None = None
+    """Messages in moved that the target may contain twice: a run found two copies of them, or moved
+    them although the target no longer contained all messages since the plan of an interrupted run.
+    0 means none. Absent for a RetryPolicy."""
 
     batched: int | None = None
     """Messages in moved and left that producers stored in batches. A consumer of the dead-letter

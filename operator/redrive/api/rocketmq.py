@@ -6,13 +6,14 @@ The kind has only fields that a RocketMQ broker obeys. So it is not a RetryPolic
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import Field, Strict
+from pydantic import AfterValidator, Field, Strict
 
 from redrive.api import model
 from redrive.api.conditions import Conditions, WarningTypes
@@ -72,6 +73,32 @@ NamePattern = Annotated[
         "write it like shop-*",
     ),
 ]
+
+
+_SYSTEM_TOPIC = (
+    "^((rmq_sys_|RMQ_SYS_|redrive-ledger-).*|TBW102|SCHEDULE_TOPIC_XXXX|BenchmarkTest|"
+    "SELF_TEST_TOPIC|TRANS_CHECK_MAX_TIME_TOPIC|OFFSET_MOVED_EVENT|CHECKPOINT_TOPIC)$"
+)
+_NO_SYSTEM_TOPIC = model.Rule(
+    f"!self.matches('{_SYSTEM_TOPIC}')",
+    "a topic must not be one of the broker, or a ledger of redrive",
+    "use a topic of an application",
+    got=model.QUOTED,
+)
+
+
+def queue_topic(name: str) -> str:
+    """Return the name of a topic of RocketMQ that an application may use.
+
+    Raises:
+        InvalidSpecError: the broker or redrive uses the name.
+    """
+    if re.fullmatch(_SYSTEM_TOPIC, name):
+        raise _NO_SYSTEM_TOPIC.error(name)
+    return name
+
+
+APPLICATION_TOPIC = _NO_SYSTEM_TOPIC, AfterValidator(model.refusing(queue_topic))
 
 
 def _name(field: str) -> tuple[object, ...]:
@@ -164,8 +191,8 @@ class RocketMQJobs(model.ApiModel):
     authentication: RocketMQAuthentication
     """Credentials of the jobs. Their pods mount the Secret; the operator never reads it. All users
     need the rights `Get` and `Sub` on dead-letter topics, and `Sub` on their groups. Those of
-    Replays also need `Get` on groups, and `Get`, `Sub` and `Pub` on source topics and on the topics
-    `redrive-ledger-*`."""
+    Replays also need `Get` on groups, and `Get`, `Sub` and `Pub` on source topics and other targets
+    and on the topics `redrive-ledger-*`."""
 
     tls: model.Tls | None = None
     """Verification of certificates by jobs. Required if `spec.rocketmq.tls` is set. Defaults to
@@ -299,7 +326,7 @@ class RocketMQRetryPolicySpec(model.ApiModel):
     connection_ref: ConnectionRef
     """The BrokerConnection of the cluster, which has `spec.rocketmq`."""
 
-    topic: Annotated[str, *_name("topic")]
+    topic: Annotated[str, *_name("topic"), *APPLICATION_TOPIC]
     """The source topic, 1 to 100 letters, digits, '-' and '_'. It must exist, and the connection
     must allow it. Immutable. Example: `orders`."""
 

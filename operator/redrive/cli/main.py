@@ -117,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code.
 
     0: done. 1: failed, or not permitted. 2: wrong usage, or a confirmation is missing. 3: done, but
-    messages were refused or are dead again, or a check has findings. 4: not finished; the message
-    contains the command that continues. 130: interrupted.
+    messages were refused, are dead again or are perhaps stored twice, or a check has findings. 4:
+    not finished; the message contains the command that continues. 130: interrupted.
 
     An error that the user can fix is one line on standard error. A reader that closes its end, such
     as `head`, ends the command with code 1, without a message.

@@ -144,6 +144,8 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
         parts = [f"moved    {counts.get('moved', 0)} of {counts['matched']}"]
         if counts.get("refused"):
             parts.append(f"refused {counts['refused']}")
+        if counts.get("doubled"):
+            parts.append(f"perhaps twice {counts['doubled']}")
         if run.get("ratePerMinute") is not None and phase not in ENDED:
             parts.append(f"{run['ratePerMinute'] / 60:.0f}/s")
         if run.get("remaining") and phase not in ENDED:
@@ -188,6 +190,8 @@ def result_text(replay: Body) -> str:
     if counts.get("matched") == 0:
         return "Complete: no dead letter is selected; nothing was moved"
     moved = f"Complete: {counts.get('moved', 0)} moved, {counts.get('refused', 0)} refused"
+    if counts.get("doubled"):
+        moved += f", {counts['doubled']} perhaps twice"
     outcome = run.get("outcome")
     return f"{moved}; of the moved ones {_outcome_text(outcome, ', ')}" if outcome else moved
 
@@ -197,8 +201,9 @@ def exit_code_of(replay: Body) -> int:
     run = run_of(replay)
     if "Failed" in conditions_of(replay) or has_expired(replay):
         return 1
-    refused = (run.get("counts") or {}).get("refused")
-    return HAS_FINDINGS if refused or (run.get("outcome") or {}).get("deadAgain") else 0
+    counts, outcome = run.get("counts") or {}, run.get("outcome") or {}
+    findings = counts.get("refused"), counts.get("doubled"), outcome.get("deadAgain")
+    return HAS_FINDINGS if any(findings) else 0
 
 
 def attach(

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.files import BrokerCredentials
-from redrive.errors import RedriveError
 from redrive.inspection.payloads import AvroSchema
 from redrive.inspection.reader import MessageReading, even_shares
-from redrive.reading.queues import MessageQueue, QueueCluster
+from redrive.reading.queues import MessageQueue, QueueCluster, named
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import Choice, Chooser, FailureCause
 
@@ -36,13 +35,6 @@ class DeadLetterQueues:
 
     def plan(self, choice: Choice, newest: int | None, max_bytes: int | None) -> MessageReading:  # noqa: ARG002
         """Plan a reading, see `MessageSource`. Masters show no size of a message."""
-        if choice.ids:
-            raise RedriveError(
-                "messages of RocketMQ can't be selected by id",
-                got=choice.ids[0],
-                remedy="select by keys, since and until",
-                reason="InvalidSpec",
-            )
         with self.cluster() as cluster:
             queues = [
                 queue for master in cluster.masters() for queue in cluster.queues(master, self.name)
@@ -50,12 +42,13 @@ class DeadLetterQueues:
         sizes = [len(queue.offsets) for queue in queues]
         total = sum(sizes)
         shares = sizes if newest is None else even_shares(sizes, newest)
-        planned = [
+        planned = named(choice.ids, queues) if choice.ids else [
             replace(queue, offsets=queue.offsets[len(queue.offsets) - share :])
             for queue, share in zip(queues, shares, strict=True)
-        ]
-        count = sum(shares)
-        return QueueReading(self, total, count, count < total, queues=planned, choice=choice)
+        ]  # fmt: skip
+        count = sum(len(queue.offsets) for queue in planned)
+        is_truncated = not choice.ids and count < total
+        return QueueReading(self, total, count, is_truncated, queues=planned, choice=choice)
 
     def cluster(self) -> QueueCluster:
         """Return the cluster, which the caller has to close."""
@@ -76,7 +69,7 @@ class QueueReading(MessageReading):
 
     def selected(self, on_read: Callable[[], object]) -> Iterator[DeadLetterRow]:
         """Yield the selected messages, see `MessageReading`."""
-        chooser = Chooser(self.choice)
+        chooser = Chooser(replace(self.choice, ids=()))  # the plan has those of the ids
         with self.topic.cluster() as cluster:
             for queue in self.queues:
                 for covered, messages in cluster.pulls(queue):

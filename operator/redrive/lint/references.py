@@ -7,7 +7,7 @@ missing. Manifests without a namespace share one whose name is unknown.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -20,7 +20,12 @@ from redrive.api.model import parse, parse_spec
 from redrive.api.permissions import NAMESPACE, NamespaceRule, Permissions
 from redrive.api.replay import PolicyKind, PolicyRef, ReplaySpec
 from redrive.api.retrypolicy import Chaining, ConnectionRef, RetryPolicySpec
-from redrive.api.rocketmq import RocketMQInspection, RocketMQReplays, RocketMQRetryPolicySpec
+from redrive.api.rocketmq import (
+    RocketMQInspection,
+    RocketMQReplays,
+    RocketMQRetryPolicySpec,
+    RocketMQRule,
+)
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection import checks as inspections
 from redrive.kube.resources import SECRETS, USABLE_BY, Key
@@ -34,7 +39,6 @@ from redrive.provision.request import Request
 from redrive.replay.controller import checks as replays
 from redrive.replay.controller.checks import (
     RunRequest,
-    fields_are_not_supported,
     run_violations,
     start_is_too_late,
 )
@@ -63,7 +67,11 @@ Connections = dict[Key, list[_Connection]]
 
 @dataclass(frozen=True)
 class _Group:
-    """A RocketMQRetryPolicy of the manifests; the attributes are those of `Claim`."""
+    """A RocketMQRetryPolicy of the manifests; other attributes are those of `Claim`.
+
+    Attributes:
+        rules: rules of the connection for its namespace; empty where they are unknown.
+    """
 
     manifest: Manifest
     key: Key
@@ -71,6 +79,7 @@ class _Group:
     spec: RocketMQRetryPolicySpec
     connection: _Connection | None
     has_permissions: bool
+    rules: tuple[RocketMQRule, ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,8 @@ def check_references(
     names: dict[str, set[str]] = defaultdict(set)
     for manifest in manifests:
         names[manifest.kind].add(str(_key(manifest)))
-    yield from _check_numbers(claims)
+    yield from _check_numbers(claims, lambda claim: claim.request.permissions.limits.policies)
+    yield from _check_numbers(groups, lambda group: checks.most_policies(group.rules))
     yield from _check_config_maps(claims)
     for claim in claims:
         yield from _check_permissions(claim)
@@ -186,8 +196,13 @@ def _group(manifest: Manifest, connections: Connections, labels: Labels) -> _Gro
     spec = parse_spec(RocketMQRetryPolicySpec, manifest.body)
     through = _through(manifest, spec.connection_ref)
     connection = _nearest_to(manifest, connections.get(through, ()))
-    knows = connection is not None and _knows_rules(connection, manifest.namespace, labels)
-    return _Group(manifest, _key(manifest), through, spec, connection, knows)
+    rules: tuple[RocketMQRule, ...] = ()
+    namespace = manifest.namespace
+    knows = connection is not None and _knows_rules(connection, namespace, labels)
+    if knows and connection is not None and connection.spec.rocketmq is not None:
+        place = namespace, labels.get(namespace, {}), connection.key.namespace
+        rules = tuple(r for r in connection.spec.rocketmq.allow if r.is_for(*place))
+    return _Group(manifest, _key(manifest), through, spec, connection, knows, rules)
 
 
 def _of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
@@ -236,6 +251,7 @@ def _through(manifest: Manifest, ref: ConnectionRef) -> Key:
 
 
 _Located = TypeVar("_Located", bound=_Connection | Claim | _Group)
+_Policy = TypeVar("_Policy", Claim, _Group)
 
 
 def _nearest_to(manifest: Manifest, objects: Sequence[_Located]) -> _Located | None:
@@ -312,17 +328,15 @@ def _check_permissions(claim: Claim) -> Iterator[Finding]:
         yield _finding(manifest, error)
 
 
-def _check_numbers(claims: Sequence[Claim]) -> Iterator[Finding]:
+def _check_numbers(claims: Sequence[_Policy], limit: Callable[[_Policy], int]) -> Iterator[Finding]:
     """Yield each policy beyond the number that its namespace may have."""
-    peers: dict[tuple[str, Key], dict[Key, Claim]] = defaultdict(dict)
+    peers: dict[tuple[str, Key], dict[Key, _Policy]] = defaultdict(dict)
     for claim in claims:
         if claim.connection is not None and claim.has_permissions:
-            group = peers[claim.request.key.namespace, claim.request.through]
-            group.setdefault(claim.request.key, claim)
-    for policies in map(dict.values, peers.values()):
-        most = next(iter(policies)).request.permissions.limits.policies
-        for claim in islice(policies, most, None):
-            namespace, through = claim.request.key.namespace, claim.request.through
+            peers[claim.key.namespace, claim.through].setdefault(claim.key, claim)
+    for (namespace, through), policies in peers.items():
+        most = limit(next(iter(policies.values())))
+        for claim in islice(policies.values(), most, None):
             error = checks.too_many_policies(namespace, through, most, len(policies))
             yield finding_at(claim.manifest, LintRule.of(error), ("metadata", "name"), str(error))
 
@@ -548,8 +562,9 @@ def _replay_violations(
             )
         )
     elif connection.rocketmq is not None:
-        if error := fields_are_not_supported(spec, policy.spec):
-            yield error
+        yield from replays.queue_run_violations(
+            spec, policy.spec, policy.key.namespace, policy.rules
+        )
         try:
             replays.rocketmq_access(connection.rocketmq, policy.through)
         except RedriveError as error:

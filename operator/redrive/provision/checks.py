@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
-from redrive.api.permissions import Consent
+from redrive.api.permissions import Consent, PolicyLimits
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import Adoption, Chaining
 from redrive.api.rocketmq import GroupDeletion, RocketMQRetryPolicySpec, RocketMQRule
@@ -149,6 +149,12 @@ def group_is_not_allowed(
             remedy="set deletionPolicy to Retain, or deletion: Allowed in a rule",
         )
     return None
+
+
+def most_policies(rules: Sequence[RocketMQRule]) -> int:
+    """Return the number of RocketMQRetryPolicies that *rules* allow to a namespace."""
+    default = PolicyLimits()
+    return max(((rule.limits or default).policies for rule in rules), default=default.policies)
 
 
 def partitions_exceed_limit(request: Request) -> RedriveError | None:

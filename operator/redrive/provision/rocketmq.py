@@ -26,7 +26,6 @@ from redrive.api.conditions import (
     ready,
 )
 from redrive.api.model import parse_spec
-from redrive.api.permissions import PolicyLimits
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ManagementPolicy
 from redrive.api.rocketmq import ClientKind, GroupDeletion, RocketMQRetryPolicySpec
@@ -41,7 +40,7 @@ from redrive.kube.resources import Key
 from redrive.kube.rocketmq import RocketMQConnection
 from redrive.provision import groups
 from redrive.provision.actions import in_words
-from redrive.provision.checks import group_is_not_allowed, too_many_policies
+from redrive.provision.checks import group_is_not_allowed, most_policies, too_many_policies
 from redrive.provision.claims import excess
 from redrive.provision.connection import is_protection_due
 from redrive.provision.finalize import Cleanup, finish
@@ -114,7 +113,7 @@ class RocketMQReconciler(Reconciler):
         Raises:
             LimitExceeded: others come first.
         """
-        most = max((rule.limits or PolicyLimits()).policies for rule in connection.rules)
+        most = most_policies(connection.rules)
         if count := excess(body, self._table, most):
             raise too_many_policies(Key.of(body).namespace, connection.key, most, count)
 

@@ -10,8 +10,9 @@ import asyncio
 import struct
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -38,6 +39,19 @@ class MessageQueue:
     topic: str
     number: int
     offsets: range
+
+
+def named(ids: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+    """Return the parts of *queues* that have the messages with these ids, each with one message."""
+    offsets: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for master, number, offset in (written.rsplit(":", 2) for written in ids):
+        offsets[master, int(number)].add(int(offset))
+    return [
+        replace(queue, offsets=range(offset, offset + 1))
+        for queue in queues
+        for offset in sorted(offsets[queue.master.name, queue.number])
+        if offset in queue.offsets
+    ]
 
 
 class QueueCluster:
@@ -109,9 +123,9 @@ class QueueCluster:
         """
         offset, stop, progress = queue.offsets.start, queue.offsets.stop, time.monotonic()
         while offset < stop:
-            content, following = self._runner.run(
-                self._session.pull(queue.master, queue.topic, queue.number, offset, self._group)
-            )
+            place = queue.master, queue.topic, queue.number, offset
+            pull = self._session.pull(*place, self._group, min(stop - offset, _MOST_PULLED))
+            content, following = self._runner.run(pull)
             try:
                 messages = list(parse_stored(content))
             except ValueError as error:
@@ -135,6 +149,8 @@ def _stopped(queue: MessageQueue, got: str) -> RedriveError:
     )
 
 
+_MOST_PULLED = 32
+"""Maximum number of messages of a pull, which a broker limits likewise."""
 SILENCE_SECONDS = 30.0
 """Time without progress after which a reading fails."""
 _PULL_PAUSE_SECONDS = 0.2

@@ -16,16 +16,19 @@ from contextlib import contextmanager
 from functools import partial
 
 from redrive.api.replay_status import ReplayRun
+from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.kube import logs
 from redrive.kube.client import NotFoundError, UnavailableError
 from redrive.reading.positions import EntryId
+from redrive.reading.queues import QueueCluster
 from redrive.replay.job import outcomes, queues
 from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
 from redrive.replay.job.plan import Engine
 from redrive.replay.job.progress import Progress
 from redrive.replay.job.run import Review, plan_review, preview, run
+from redrive.replay.ledger import mounted_key
 from redrive.replay.spec import QueueReplayJob, ReplayJob, RunJob, decode_job
 
 REVIEW_SECONDS = 1.0
@@ -57,7 +60,8 @@ def _run(job: RunJob, progress: Progress) -> None:
 
 
 def _move_queues(job: QueueReplayJob, progress: Progress, before: ReplayRun) -> bool:
-    queues.run(job, progress, was_planned=before.counts.matched is not None)
+    with QueueCluster(job.source, job_credentials()) as cluster:
+        queues.QueueRun(job, cluster, progress, mounted_key(), before.counts).run()
     return True
 
 

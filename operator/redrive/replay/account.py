@@ -46,6 +46,7 @@ class Account:
         discarded: messages that were acknowledged without a move, because no client can show them.
         batched: moved or left messages that are stored in batches. Consumers may have acknowledged
             some of them individually, because the broker shows acknowledgements of entries only.
+        doubled: moved messages of RocketMQ that the target may contain twice; None for Pulsar.
         refusals: the first `SHOWN` refused entries.
         skipped_records: see `Records.skipped`.
     """
@@ -59,6 +60,7 @@ class Account:
     unevaluated: int = 0
     discarded: int = 0
     batched: int = 0
+    doubled: int | None = None
     refusals: tuple[RefusedEntry | RefusedMessage, ...] = ()
     skipped_records: int = 0
 
@@ -88,8 +90,9 @@ class Account:
 
     def to_status(self) -> dict[str, Any]:
         """Return fields of `status.run` of the Replay."""
+        doubled = {} if self.doubled is None else {"doubled": self.doubled}
         return {
-            "counts": {name: getattr(self, name) for name in _NUMBERS},
+            "counts": {name: getattr(self, name) for name in _NUMBERS} | doubled,
             "progress": f"{self.matched - self.left}/{self.matched}",
             "refusals": [
                 {"entry": str(entry), "messages": messages, "cause": cause}

@@ -29,14 +29,15 @@ async def buried(cluster: RocketMQ, group: str) -> str:
     async with cluster.admin.session() as session:
         (master,) = await session.masters()
         dead_letters = f"%DLQ%{group}"
-        for topic in (group, dead_letters):
+        for topic in (group, f"{group}-repair", dead_letters):
             await session.put_topic(master, topic, 1)
         for retries in (3, 4):
             await send(session, master, dead_letters, retries=retries)
         secret = await create_user(session, master, f"{group}-jobs")
         every = ["Get", "Sub", "Pub"]
         rights = {f"Topic:{dead_letters}": ["Get", "Sub"], f"Group:{group}": ["Sub"]}
-        rights |= {f"Topic:{group}": every, f"Topic:redrive-ledger-{group}": every}
+        for topic in (group, f"{group}-repair", f"redrive-ledger-{group}"):
+            rights[f"Topic:{topic}"] = every
         await allow(session, master, f"{group}-jobs", rights)
         return secret
 
@@ -53,6 +54,8 @@ def pasted(shop: Shop, secret: str, blocks: list[Block]) -> str:
         ("-n shop ", f"-n {shop.name} "),
         ("shop/rocketmq", f"{shop.name}/main"),
         ("orders-fulfilment", "orders"),
+        ("orders-repair", f"{shop.name}-repair"),
+        ("broker-a:0:17", "broker-a:0:1"),
         ("kubectl redrive", f"{sys.executable} -m redrive"),
     ):
         script = script.replace(shown, real)
@@ -81,7 +84,7 @@ async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq:
     cluster = {
         "nameServers": [rocketmq.name_server],
         "authentication": key_of(ADMIN, "operator-key"),
-        "allow": [{"name": "shop", "topics": [group], "groups": [group]}],
+        "allow": [{"name": "shop", "topics": [group, f"{group}-repair"], "groups": [group]}],
         "inspection": {"authentication": key_of(f"{group}-jobs", "rocketmq-inspector")},
         "replay": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
     }
@@ -93,13 +96,22 @@ async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq:
     assert re.findall(r" attempts (\d)", peeked) == ["4", "3"]
     reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
     shop.inspect("now", policyRef=reference)
-    replayed = pasted(shop, secret, commands(ROCKETMQ, "Replay dead letters"))
-    assert "Complete: 2 moved" in replayed
+    every, one = commands(ROCKETMQ, "Replay dead letters")
+    for command in (one, every):
+        assert "Complete: 1 moved" in pasted(shop, secret, [command])
+    async with rocketmq.admin.session() as session:
+        (master,) = await session.masters()
+        stored = [await session.count(master, topic, 1) for topic in (group, f"{group}-repair")]
+    assert stored == [1, 1]
     shop.replay("grpc", policyRef=reference)
+    elsewhere = {"type": "Topic", "topic": "of-another-tenant"}
+    shop.replay("foreign", policyRef=reference, target=elsewhere)
     status = shop.inspection("now")
     assert (status["phase"], status["run"]["matched"]) == ("Completed", 2)
     assert [c["messages"] for c in status["run"]["causes"]] == [2]
-    wait_until(lambda: results_of(shop))
-    assert [result["moved"] for result in results_of(shop)] == [2]
+    wait_until(lambda: len(results_of(shop)) == 2)
+    assert [result["moved"] for result in results_of(shop)] == [1, 1]
     wait_until(lambda: "Ready" in shop.status("grpc"))
     assert shop.status("grpc")["Ready"]["reason"] == "OtherBroker"
+    wait_until(lambda: "Ready" in shop.status("foreign"))
+    assert shop.status("foreign")["Ready"]["reason"] == "TargetNotAllowed"

@@ -23,7 +23,7 @@ from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.policy.envelope import REPLAY_SOURCE
 from redrive.reading.queues import parse_stored
-from redrive.replay.spec import QueueReplayJob
+from redrive.replay.spec import Choice, QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
@@ -65,6 +65,7 @@ class Shop:
         self.group = f"g-{secrets.token_hex(4)}"
         self.source, self.dead_letters = f"orders-{self.group}", f"%DLQ%{self.group}"
         self.ledger, self.retries = f"redrive-ledger-{self.group}", f"%RETRY%{self.group}"
+        self.repair, self.others = f"repair-{self.group}", f"others-{self.group}"
 
     async def prepare(self, cluster: RocketMQ, folder: Path) -> None:
         user, secret = f"jobs-{self.group}", secrets.token_hex(16)
@@ -76,12 +77,15 @@ class Shop:
             f"Topic:{self.dead_letters}": ["Get", "Sub"],
             f"Topic:{self.source}": ["Get", "Sub", "Pub"],
             f"Topic:{self.ledger}": ["Get", "Sub", "Pub"],
+            f"Topic:{self.repair}": ["Get", "Sub", "Pub"],
             f"Group:{self.group}": ["Get", "Sub"],
         }
         masters = await self.session.masters()
         for master in masters:
-            for topic in (self.source, self.dead_letters, self.ledger, self.retries):
-                await self.session.put_topic(master, topic, 2 if topic == self.source else 1)
+            for topic in (self.dead_letters, self.ledger, self.retries):
+                await self.session.put_topic(master, topic, 1)
+            for topic in (self.source, self.repair, self.others):
+                await self.session.put_topic(master, topic, 2)
             await self.session.put_group(master, {"groupName": self.group})
             await create_user(self.session, master, user, secret=secret)
             await allow(self.session, master, user, rights)
@@ -95,7 +99,7 @@ class Shop:
         )
 
     def replay(self, name: str, **spec: object) -> QueueReplayJob:
-        """Create a Replay, and return the job that moves its messages to the source."""
+        """Create a Replay, and return the job that moves all messages to the source."""
         reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
         metadata = {"name": name, "namespace": self.namespace}
         manifest = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": metadata}
@@ -123,24 +127,36 @@ class Shop:
         body = self.api.objects.get("replay", name, self.namespace)
         return ReplayStatus.of(body).run.counts.moved or 0
 
+    def doubled(self, name: str) -> int:
+        """Return the number of messages that may be stored twice, as a run has reported."""
+        body = self.api.objects.get("replay", name, self.namespace)
+        return ReplayStatus.of(body).run.counts.doubled or 0
+
     def ends(self, name: str, process: subprocess.Popen[str]) -> list[int | None]:
-        """Wait for the end of a driver, and return matched, moved, skipped, refused and left."""
+        """Wait for the end of a driver.
+
+        Returns:
+            matched, moved, skipped, refused, left and doubled.
+        """
         _, log = process.communicate(timeout=120)
         assert process.returncode == 0, log
         body = self.api.objects.get("replay", name, self.namespace)
         run = ReplayStatus.of(body).run
         assert run.finished, log
         counts = run.counts
-        return [counts.matched, counts.moved, counts.skipped, counts.refused, counts.left]
+        settled = [counts.moved, counts.skipped, counts.refused]
+        return [counts.matched, *settled, counts.left, counts.doubled]
 
     async def copies(self) -> Counter[str]:
-        """Return the number of copies in both targets, by the id of the message."""
+        """Return the number of copies in all targets, by the id of the message."""
         masters = await self.session.masters()
         assert [master.name for master in masters] == list(MASTERS)
         copies: Counter[str] = Counter()
         for master in masters:
-            for topic, queue in ((self.source, 0), (self.source, 1), (self.retries, 0)):
-                copies += await self._copies_in(master, topic, queue)
+            for topic in (self.source, self.repair, self.retries):
+                queues = await self.session.topic(master, topic)
+                for queue in range(queues.read if queues else 0):
+                    copies += await self._copies_in(master, topic, queue)
         return copies
 
     async def _copies_in(self, master: Master, topic: str, queue: int) -> Counter[str]:
@@ -151,6 +167,8 @@ class Shop:
             content, offset = await self.session.pull(*place)
             for message in parse_stored(content):
                 assert message.properties is not None
+                if REPLAY_SOURCE not in message.properties:
+                    continue  # of another producer
                 assert not {"MAX_OFFSET", "REAL_TOPIC"} & message.properties.keys()
                 assert message.properties[REPLAY_SOURCE].startswith(f"{master.name}:")
                 copies[message.properties["UNIQ_KEY"]] += 1
@@ -158,7 +176,7 @@ class Shop:
 
 
 ONCE = {f"id{number}": 1 for number in range(DEAD_LETTERS)}
-WHOLE = [DEAD_LETTERS, DEAD_LETTERS, 0, 0, 0]
+WHOLE = [DEAD_LETTERS, DEAD_LETTERS, 0, 0, 0, 0]
 
 
 @pytest.fixture
@@ -188,12 +206,12 @@ async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
     with shop.driver(job) as second:
         assert await asyncio.to_thread(shop.ends, "killed", second) == WHOLE
     with shop.driver(shop.replay("next")) as third:
-        assert await asyncio.to_thread(shop.ends, "next", third) == [0] * 5
+        assert await asyncio.to_thread(shop.ends, "next", third) == [0] * 6
     assert await shop.copies() == ONCE
 
 
 async def test_next_replay_knows_what_a_killed_one_moved(shop: Shop) -> None:
-    with shop.driver(shop.replay("lost", rateLimit=SLOWLY)) as first:
+    with shop.driver(replace(shop.replay("lost", rateLimit=SLOWLY), target=shop.repair)) as first:
         await has_moved(shop, "lost")
         first.kill()
         first.wait()
@@ -201,7 +219,56 @@ async def test_next_replay_knows_what_a_killed_one_moved(shop: Shop) -> None:
     job = replace(shop.replay("next"), target=shop.retries, retry_of=shop.source)
     with shop.driver(job) as second:
         matched, moved, *others = await asyncio.to_thread(shop.ends, "next", second)
-    assert (matched, moved, others) == (DEAD_LETTERS - copies, DEAD_LETTERS - copies, [0, 0, 0])
+    assert (matched, moved, others) == (DEAD_LETTERS - copies, DEAD_LETTERS - copies, [0] * 4)
+    assert await shop.copies() == ONCE
+
+
+async def test_messages_of_ids_go_to_another_topic(shop: Shop) -> None:
+    ids = ("broker-b:0:2", "broker-a:0:0", "broker-a:0:99", "broker-c:0:1")
+    job = replace(shop.replay("ids"), target=shop.repair, choice=Choice(ids=ids))
+    with shop.driver(job) as first:
+        assert await asyncio.to_thread(shop.ends, "ids", first) == [2, 2, 0, 0, 0, 0]
+    assert await shop.copies() == {"id0": 1, "id5": 1}
+    with shop.driver(replace(shop.replay("all"), target=shop.repair)) as second:
+        moved = DEAD_LETTERS - 2
+        assert await asyncio.to_thread(shop.ends, "all", second) == [moved, moved, 0, 0, 0, 0]
+    assert await shop.copies() == ONCE
+
+
+async def test_target_without_rights_gets_nothing(shop: Shop) -> None:
+    """The broker refuses the user of Replays, even if a rule of the connection is too wide."""
+    with shop.driver(replace(shop.replay("others"), target=shop.others)) as process:
+        _, log = await asyncio.to_thread(process.communicate, timeout=120)
+    assert process.returncode != 0, log
+    run = ReplayStatus.of(shop.api.objects.get("replay", "others", shop.namespace)).run
+    assert run.failure is not None
+    assert run.failure.reason == "Forbidden"
+    assert shop.others in run.failure.message
+    (master, _) = await shop.session.masters()
+    assert not await shop.session.count(master, shop.others, 2)
+    with shop.driver(shop.replay("next")) as second:
+        assert await asyncio.to_thread(shop.ends, "next", second) == WHOLE
+
+
+async def test_target_that_is_created_again_doubles_and_counts(shop: Shop) -> None:
+    """The next driver knows the number of copies that was reported."""
+    job = replace(shop.replay("again", rateLimit=SLOWLY), target=shop.repair)
+    with shop.driver(job) as first:
+        await has_moved(shop, "again")
+        first.kill()
+        first.wait()
+    for master in await shop.session.masters():
+        await shop.session.delete_topic(master, shop.repair)
+        await shop.session.put_topic(master, shop.repair, 2)
+        for number in range(40):
+            await shop.session.send(master, shop.repair, number % 2, b"of another producer")
+    with shop.driver(job) as second:
+        await asyncio.to_thread(wait_until, lambda: shop.doubled("again") >= 10, 60)
+        second.kill()
+        second.wait()
+    shop.patch("again", rateLimit=None)
+    with shop.driver(job) as third:
+        assert await asyncio.to_thread(shop.ends, "again", third) == [*WHOLE[:5], DEAD_LETTERS]
     assert await shop.copies() == ONCE
 
 

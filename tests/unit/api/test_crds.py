@@ -190,6 +190,13 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 """Placeholders in cases that need an installation."""
 
 ONLY_BY_CEL = {
+    "a source topic that holds records of Replays",
+    "a target of Pulsar for a policy of RocketMQ",
+    "a target of RocketMQ for a policy of Pulsar",
+    "a target that holds records of Replays",
+    "a target that is a topic of the broker",
+    "ids of Pulsar for an Inspection of RocketMQ",
+    "ids of RocketMQ for a policy of Pulsar",
     "one role for Replays and Inspections",
     "an Inspection that runs for days",
     "an Inspection with two results",

@@ -115,6 +115,10 @@ def test_replay_of_rocketmq_moves_by_a_second_replay(
     assert run["spec"]["select"] == plan["spec"]["select"]
     assert run["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
     assert "followFor" not in run["spec"]
+    alone = ["replay", "rmqpol/orders", "--id", "broker-a:0:17", "--target", "repair", "--yes"]
+    assert main(alone) == 0
+    assert cluster.created[-1]["spec"]["select"] == {"ids": ["broker-a:0:17"]}
+    assert cluster.created[-1]["spec"]["target"] == {"type": "Topic", "topic": "repair"}
 
 
 @pytest.mark.parametrize("policy", ["orders", "rmqpol/orders"])
@@ -265,6 +269,11 @@ OUTCOME = {"handled": 110, "waiting": 2, "deadAgain": 6}
         (replay("Completed", run={"counts": {"moved": 5}}), "Complete: 5 moved, 0 refused", 0),
         (replay("Completed", run={"counts": COUNTS}), "Complete: 118 moved, 2 refused", 3),
         (
+            replay("Completed", run={"counts": {"moved": 9, "doubled": 4}}),
+            "Complete: 9 moved, 0 refused, 4 perhaps twice",
+            3,
+        ),
+        (
             replay("Completed", run={"counts": dict.fromkeys(COUNTS, 0), "outcome": {}}),
             "Complete: no dead letter is selected; nothing was moved",
             0,
@@ -323,6 +332,8 @@ def test_waiting_replay_shows_its_reason_after_5_s() -> None:
     assert list(progress({"spec": {}}, 5)) == ["  pending", "  no operator has reconciled it"]
     running = replay("Running", run={"counts": COUNTS, "ratePerMinute": 1860, "remaining": "4s"})
     assert next(progress(running)) == "  moved    118 of 120   refused 2   31/s   about 4s left"
+    running = replay("Running", run={"counts": {"matched": 9, "moved": 4, "doubled": 3}})
+    assert next(progress(running)) == "  moved    4 of 9   perhaps twice 3"
 
 
 def test_policy_that_was_not_reconciled_needs_attention() -> None:

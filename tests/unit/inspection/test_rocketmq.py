@@ -53,8 +53,14 @@ def test_selection_applies_to_each_message(source: DeadLetterQueues) -> None:
     reading = source.plan(Choice(keys=("order-2",)), None, None)
     assert not list(reading.selected(lambda: None))
     assert (reading.messages, reading.matched) == (14, 0)
-    with pytest.raises(RedriveError, match="can't be selected by id"):
-        source.plan(Choice(ids=("1:2",)), None, None)
+
+
+def test_messages_are_selected_by_id(source: DeadLetterQueues, cluster: FakeCluster) -> None:
+    ids = "broker-a:1:8", "broker-a:0:3", "broker-a:0:1", "other:0:3", "broker-a:9:0"
+    reading = source.plan(Choice(ids=ids), 1, None)
+    cluster.first[TOPIC, 1] = 9
+    assert [row.id for row in reading.selected(lambda: None)] == ["broker-a:0:3"]
+    assert (reading.is_truncated, reading.entries, reading.messages) == (False, 2, 1)
 
 
 def test_deleted_messages_are_skipped(source: DeadLetterQueues, cluster: FakeCluster) -> None:

@@ -5,7 +5,7 @@ Called by `admission` before a launch, and by `redrive lint` for manifests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -28,6 +28,7 @@ from redrive.api.rocketmq import (
     RocketMQCluster,
     RocketMQReplays,
     RocketMQRetryPolicySpec,
+    RocketMQRule,
 )
 from redrive.errors import RedriveError
 from redrive.kube.resources import Key
@@ -118,7 +119,44 @@ def rocketmq_access(cluster: RocketMQCluster, through: Key) -> RocketMQReplays:
     return cluster.replay
 
 
-def fields_are_not_supported(
+def queue_run_violations(
+    spec: ReplaySpec,
+    policy: RocketMQRetryPolicySpec,
+    namespace: str,
+    rules: Sequence[RocketMQRule],
+) -> Iterator[RedriveError]:
+    """Yield the error of each check that a Replay of a RocketMQRetryPolicy fails."""
+    checks = (
+        _fields_are_not_supported(spec, policy),
+        _queue_is_not_allowed(spec, policy, namespace, rules),
+    )
+    return filter(None, checks)
+
+
+def _queue_is_not_allowed(
+    spec: ReplaySpec,
+    policy: RocketMQRetryPolicySpec,
+    namespace: str,
+    rules: Sequence[RocketMQRule],
+) -> RedriveError | None:
+    """Find a target that no rule of the connection allows for the group of the policy.
+
+    The rules decide, not the broker: the user of Replays is shared by namespaces.
+    """
+    topic = spec.target.topic
+    if topic is None or any(rule.covers(namespace, str(topic), policy.group) for rule in rules):
+        return None
+    return Reason.TARGET_NOT_ALLOWED.error(
+        "no rule of the connection for this namespace allows the topic that this Replay is to move "
+        f"messages to together with the group {policy.group}",
+        got=str(topic),
+        remedy="delete this Replay and make another one with a target among its topics, or add the "
+        "topic to a rule of spec.rocketmq.allow of the BrokerConnection that has the group; the "
+        "Replay starts automatically then",
+    )
+
+
+def _fields_are_not_supported(
     spec: ReplaySpec, policy: RocketMQRetryPolicySpec
 ) -> RedriveError | None:
     """Find fields of a Replay that RocketMQ ignores."""
@@ -131,13 +169,12 @@ def fields_are_not_supported(
         "sending: Batched": spec.sending is Sending.BATCHED,
         "confirmations": bool(spec.confirmations),
         "followFor": spec.follow_for is not None,
-        "target: Topic": spec.target.type is Target.TOPIC,
         "target: Retry": spec.target.type is Target.RETRY and is_grpc,
         "jobTemplate.executors": spec.job_template is not None
         and spec.job_template.executors is not None,
         **{
             f"select.{name}": getattr(select, name) is not None
-            for name in ("ids", "where", "causes", "fingerprints")
+            for name in ("where", "causes", "fingerprints")
         },
     }
     fields = [name for name, is_set in refused.items() if is_set]

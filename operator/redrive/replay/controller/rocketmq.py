@@ -16,7 +16,7 @@ from redrive.kube.connections import connection_of, spec_at
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.rocketmq import cluster_of, rules_at
-from redrive.replay.controller.checks import BrokerRun, fields_are_not_supported, rocketmq_access
+from redrive.replay.controller.checks import BrokerRun, queue_run_violations, rocketmq_access
 from redrive.replay.spec import Choice, QueueReplayJob
 
 
@@ -39,19 +39,19 @@ class RocketMQReplayBroker:
     def run(self, spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> BrokerRun:
         """Check a Replay against its policy and connection."""
         key, through = Key.of(replay), connection_of(policy)
-        cluster, identity, _ = self._access(through, key.namespace, ctx)
+        cluster, identity, rules = self._access(through, key.namespace, ctx)
         of_policy = parse_spec(RocketMQRetryPolicySpec, policy)
-        if error := fields_are_not_supported(spec, of_policy):
+        for error in queue_run_violations(spec, of_policy, key.namespace, rules):
             raise error
-        is_retry = spec.target.type is Target.RETRY
-        select = spec.select or Selection()
+        targets = {Target.RETRY: of_policy.retry_topic, Target.SOURCE: of_policy.topic}
+        is_retry, select = spec.target.type is Target.RETRY, spec.select or Selection()
         job = QueueReplayJob(
             namespace=key.namespace,
             name=key.name,
             uid=replay["metadata"]["uid"],
             source=cluster.messages(of_policy.dead_letter_topic, of_policy.group),
             ledger=of_policy.ledger_topic,
-            target=of_policy.retry_topic if is_retry else of_policy.topic,
+            target=targets.get(spec.target.type, str(spec.target.topic)),
             retry_of=of_policy.topic if is_retry else "",
             dry_run=spec.is_plan,
             rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,

@@ -172,6 +172,7 @@ def _outcome(replay: Body, run: ReplayRun) -> str:
         + (f", {counts.discarded} were discarded" if counts.discarded else "")
         + unevaluated
         + (f"; {counts.batched} are of batches, which move as a whole" if counts.batched else "")
+        + (f"; the target may contain {counts.doubled} twice" if counts.doubled else "")
     )
     if outcome is None:
         return account

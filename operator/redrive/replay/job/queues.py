@@ -12,6 +12,10 @@ the dead letters that they are about, so they exist as long as these do.
 A run sends only while the status of the Replay has confirmed, within the last seconds, that no
 later run has begun. A driver that is stopped after this check and before its send, and resumes
 during a later run, stores one message twice. The later run counts it.
+
+A target that was deleted and created again has lost its copies, so a search proves nothing about
+them. The run then writes its plan again, with the dead letters in doubt. It moves them, and counts
+them as doubled.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ from typing import Any
 
 from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
 from redrive.admin.rocketmq import Master
-from redrive.auth.files import job_credentials
+from redrive.api.replay_status import RunCounts
 from redrive.errors import RedriveError
 from redrive.kube.client import UnavailableError
 from redrive.policy import envelope
 from redrive.reading import broker
-from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage
+from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage, named
 from redrive.reasons import Reason
 from redrive.replay.account import SHOWN, Account, CauseFigures, add_cause
 from redrive.replay.evidence import LedgerKey, SignedRecord
@@ -49,7 +53,7 @@ from redrive.replay.job.dispatch import (
 )
 from redrive.replay.job.plan import SAMPLES, SUSPENDED, DesiredState, RunPreview, Scanned
 from redrive.replay.job.progress import Progress
-from redrive.replay.ledger import FencedError, lost, mounted_key
+from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
 from redrive.replay.spec import MESSAGES_PER_SECOND, Chooser, FailureCause, QueueReplayJob
 
@@ -80,15 +84,16 @@ class Share:
 
     Attributes:
         target: target topic.
-        after: offset at which each queue of the target ended when the plan was made.
+        after: offset at which each queue of the target ended when the plan was made; empty if the
+            target has lost copies since then.
         scanned: number of messages that were read.
         selected: dead letters to move.
         refused: causes of those that can't be moved, by id.
         masters: names of all masters in the plan.
         moved: dead letters whose copies are stored.
         gone: dead letters that the master deleted after the plan.
-        rejected: dead letters that the master does not accept in the target.
-        doubled: number of copies beyond the first of each dead letter.
+        unproven: dead letters whose copies the target may have lost.
+        repeated: dead letters with two copies in the target.
     """
 
     target: str
@@ -99,29 +104,29 @@ class Share:
     masters: tuple[str, ...] = ()
     moved: Offsets = field(default_factory=lambda: defaultdict(set))
     gone: Offsets = field(default_factory=lambda: defaultdict(set))
-    rejected: Offsets = field(default_factory=lambda: defaultdict(set))
-    doubled: int = 0
+    unproven: Offsets = field(default_factory=lambda: defaultdict(set))
+    repeated: Offsets = field(default_factory=lambda: defaultdict(set))
 
     def left(self, queue: int) -> set[int]:
         """Return the offsets of a queue that are not settled."""
-        settled = self.moved[queue] | self.gone[queue] | self.rejected[queue]
-        return self.selected[queue] - settled
+        return self.selected[queue] - self.moved[queue] - self.gone[queue]
 
     @property
     def matched(self) -> int:
         """Return the number of messages in the plan."""
         return len(self.refused) + _count(self.selected)
 
+    @property
+    def doubled(self) -> int:
+        """Return the number of moved dead letters that the target may contain twice."""
+        doubts = ((self.repeated[n] | self.unproven[n]) & self.moved[n] for n in self.selected)
+        return sum(map(len, doubts))
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a record."""
-        return {
-            "target": self.target,
-            "after": self.after,
-            "scanned": self.scanned,
-            "selected": _written(self.selected),
-            "refused": self.refused,
-            "masters": self.masters,
-        }
+        offsets = {name: _written(getattr(self, name)) for name in ("selected", "unproven")}
+        names = "target", "after", "scanned", "refused", "masters"
+        return offsets | {name: getattr(self, name) for name in names}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Share:
@@ -131,14 +136,14 @@ class Share:
             ValueError, KeyError, TypeError, AttributeError: it has another form.
         """
         after = {int(queue): int(offset) for queue, offset in record["after"].items()}
-        return cls(
-            record["target"],
-            after,
-            record["scanned"],
-            _read(record["selected"]),
-            record["refused"],
-            tuple(record["masters"]),
-        )
+        fields = {name: record[name] for name in ("target", "scanned", "refused")}
+        fields |= {name: _read(record[name]) for name in ("selected", "unproven")}
+        return cls(after=after, masters=tuple(record["masters"]), **fields)
+
+
+def _add(offsets: Offsets, others: Offsets, but: Offsets | None = None) -> None:
+    for queue, numbers in others.items():
+        offsets[queue] |= numbers - (but or {}).get(queue, set())
 
 
 def _count(offsets: Offsets) -> int:
@@ -164,17 +169,10 @@ def _read(written: Mapping[str, list[list[int]]]) -> Offsets:
     count = sum(max(0, last - first) for runs in written.values() for first, last in runs)
     if count > _RECORD_OFFSETS:
         raise ValueError(f"{count} offsets in a record")
-    return {
-        int(queue): set(itertools.chain.from_iterable(range(*run) for run in runs))
-        for queue, runs in written.items()
-    }
-
-
-def _common(offsets: set[int], covered: range) -> set[int]:
-    """Return the offsets in a range, which may be long: masters skip what they have deleted."""
-    if len(covered) > len(offsets):
-        return {offset for offset in offsets if offset in covered}
-    return offsets.intersection(covered)
+    offsets: Offsets = defaultdict(set)
+    for queue, runs in written.items():
+        offsets[int(queue)] = set(itertools.chain.from_iterable(range(*run) for run in runs))
+    return offsets
 
 
 def _source(uid: str, position: str) -> str:
@@ -183,7 +181,7 @@ def _source(uid: str, position: str) -> str:
 
 
 class QueueLedger:
-    """Records of Replays at one master. The first plan of a Replay counts.
+    """Records of Replays at one master. The first plan of a Replay counts, with later doubts.
 
     A record counts if it was signed for this master. Others with the right to produce to the topic
     may write anything there, or copy records from other masters.
@@ -218,7 +216,10 @@ class QueueLedger:
             if "moved" in record:
                 self.ends[signed.key] = _read(record["moved"])
             else:
-                self.plans.setdefault(signed.key, Share.of(record))
+                plan = Share.of(record)
+                first = self.plans.setdefault(signed.key, plan)
+                _add(first.unproven, plan.unproven)
+                first.after = first.after if plan.after else {}
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError):
             logger.warning("a record of %s at %s is invalid", self._queue.topic, self._queue.master)
         return True
@@ -236,37 +237,27 @@ def _joined(properties: Mapping[str, str]) -> str:
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
 
 
-def run(job: QueueReplayJob, progress: Progress, *, was_planned: bool) -> None:
-    """Move the selected dead letters to their target, and report progress.
-
-    Args:
-        job: the run; a dry run is only planned.
-        progress: reporter, which has begun.
-        was_planned: True if a plan was reported before, so no other plan may be made.
-
-    Raises:
-        RedriveError: the ledger has lost the reported plan, or a master does not answer in time.
-        RunEndedError, ReplayGoneError: the run ended before all messages were moved.
-        FencedError: another run has begun.
-    """
-    with QueueCluster(job.source, job_credentials()) as cluster:
-        QueueRun(job, cluster, progress, mounted_key()).run(was_planned=was_planned)
-
-
 class QueueRun:
     """One run.
 
     Args:
-        job: the run.
-        cluster: cluster of its policy.
-        progress: reporter.
+        job: the run; a dry run is only planned.
+        progress: reporter, which has begun.
         key: key of the ledger.
+        before: counts of earlier runs of the Replay. If they reported a plan, no other is made.
     """
 
     def __init__(
-        self, job: QueueReplayJob, cluster: QueueCluster, progress: Progress, key: LedgerKey
+        self,
+        job: QueueReplayJob,
+        cluster: QueueCluster,
+        progress: Progress,
+        key: LedgerKey,
+        before: RunCounts,
     ) -> None:
         self._job, self._cluster, self._progress, self._key = job, cluster, progress, key
+        self._was_planned = before.matched is not None
+        self._reported = before.moved or 0 if self._was_planned else None  # until a search
         self._ledgers: dict[Master, QueueLedger] = {}
         self._shares: dict[Master, Share] = {}
         self._causes: dict[FailureCause, CauseFigures] = {}
@@ -274,9 +265,15 @@ class QueueRun:
         self._confirmed = self._next_send = self._scan_due = -math.inf
         self._needs_search = False  # True while copies may be stored that are not known
 
-    def run(self, *, was_planned: bool) -> None:
-        """See the function `run`."""
-        broker.waited(lambda: self._plan(was_planned=was_planned))
+    def run(self) -> None:
+        """Move the selected dead letters to their target, and report progress.
+
+        Raises:
+            RedriveError: the ledger has lost the reported plan, or a master does not answer.
+            RunEndedError, ReplayGoneError: the run ended before all messages were moved.
+            FencedError: another run has begun.
+        """
+        broker.waited(self._plan)
         if self._job.dry_run:
             self._progress.preview(self._preview())
             return
@@ -289,14 +286,15 @@ class QueueRun:
         self._record_end()
         self._progress.report(self.account())
 
-    def _plan(self, *, was_planned: bool) -> None:
+    def _plan(self) -> None:
         """Read the plan of each master from its ledger, or make it.
 
         Raises:
             RedriveError: a topic is missing, a master does not answer, or the plan is lost.
         """
         job, masters = self._job, self._cluster.masters()
-        self._ledgers = {master: self._ledger(master) for master in masters}
+        queues = {master: self._queues(master, job.ledger)[0] for master in masters}
+        self._ledgers = {m: QueueLedger(self._cluster, q, self._key) for m, q in queues.items()}
         plans = {
             master: ledger.plans[job.uid]
             for master, ledger in self._ledgers.items()
@@ -315,16 +313,13 @@ class QueueRun:
             if names and master.name not in names:
                 continue
             share = plans.get(master)
-            if share is None and was_planned and not job.dry_run:
+            if share is None and self._was_planned and not job.dry_run:
                 raise lost(job.uid)
             if share is None:
                 share = self._planned(master, ledger, tuple(master.name for master in masters))
                 if not job.dry_run:
                     ledger.write(job.uid, share.to_json())
             self._shares[master] = share
-
-    def _ledger(self, master: Master) -> QueueLedger:
-        return QueueLedger(self._cluster, self._queues(master, self._job.ledger)[0], self._key)
 
     def _queues(self, master: Master, topic: str) -> list[MessageQueue]:
         """Return the queues of a topic.
@@ -346,10 +341,12 @@ class QueueRun:
         queues = self._queues(master, job.target)
         after = {queue.number: queue.offsets.stop for queue in queues}
         share = Share(job.target, after, masters=masters)
-        before = self._moved_before(master, ledger)
-        chooser, limit = Chooser(job.choice), min(job.choice.limit or math.inf, _RECORD_OFFSETS)
+        before = self._moved_before(master, ledger, share)
+        chooser = Chooser(replace(job.choice, ids=()))
+        limit = min(job.choice.limit or math.inf, _RECORD_OFFSETS)
         others = sum(share.matched for share in self._shares.values())
-        for queue in self._cluster.queues(master, job.source.topic):
+        sources = self._cluster.queues(master, job.source.topic)
+        for queue in named(job.choice.ids, sources) if job.choice.ids else sources:
             selected = share.selected.setdefault(queue.number, set())
             for message in self._messages(queue):
                 if others + share.matched >= limit:
@@ -389,31 +386,32 @@ class QueueRun:
                 with suppress(UnavailableError):
                     self._progress.report_scan(Scanned(count))
 
-    def _moved_before(self, master: Master, ledger: QueueLedger) -> Offsets:
-        """Return the dead letters that other Replays have moved.
+    def _moved_before(self, master: Master, ledger: QueueLedger, share: Share) -> Offsets:
+        """Return the dead letters that other Replays have moved, and add to `share.unproven`.
 
         One without a record of its end was killed, so its target is searched.
         """
         moved: Offsets = defaultdict(set)
-        for uid, share in ledger.plans.items():
+        for uid, other in ledger.plans.items():
             if uid == self._job.uid:
                 continue
-            ended = ledger.ends.get(uid)
-            of_plan = self._search(master, uid, share) if ended is None else ended
-            for queue, offsets in of_plan.items():
-                moved[queue] |= offsets
+            _add(share.unproven, other.unproven)
+            if uid in ledger.ends:
+                other.moved = ledger.ends[uid]
+            elif not self._search(master, uid, other):
+                _add(share.unproven, other.selected, but=other.moved)
+            _add(moved, other.moved)
         return moved
 
-    def _search(self, master: Master, uid: str, share: Share) -> Offsets:
-        """Return the dead letters of a plan that have copies in its target, and count doubled.
-
-        Args:
-            uid: of the Replay with this plan.
-        """
-        copies: Counter[tuple[int, int]] = Counter()
+    def _search(self, master: Master, uid: str, share: Share) -> bool:
+        """Find the copies of the plan of a Replay; return False if its target has lost messages."""
+        share.moved, share.repeated = defaultdict(set), defaultdict(set)
+        lossy = set(share.after)
         for queue in self._cluster.queues(master, share.target):
-            start = max(queue.offsets.start, share.after.get(queue.number, 0))
-            after = replace(queue, offsets=range(start, queue.offsets.stop))
+            kept, end = queue.offsets, share.after.get(queue.number, 0)
+            if kept.start <= end <= kept.stop:
+                lossy.discard(queue.number)
+            after = replace(queue, offsets=range(max(kept.start, end), kept.stop))
             for _, messages in self._cluster.pulls(after):
                 for message in messages:
                     properties = message.properties or {}
@@ -423,12 +421,10 @@ class QueueRun:
                         name, number, offset = position.rsplit(":", 2)
                         # Others may store a copy again, at any master.
                         if name == master.name:
-                            copies[int(number), int(offset)] += 1
-        moved: Offsets = defaultdict(set)
-        for index, stored in copies:
-            moved[index].add(stored)
-        share.doubled = copies.total() - len(copies)
-        return moved
+                            is_known = int(offset) in share.moved[int(number)]
+                            offsets = share.repeated if is_known else share.moved
+                            offsets[int(number)].add(int(offset))
+        return not lossy
 
     def _move(self) -> None:
         """Move the messages that are left. After an outage the target is searched again.
@@ -444,7 +440,10 @@ class QueueRun:
                     self._needs_search, failed_since = False, None
                 for master, share in self._shares.items():
                     self._move_share(master, share)
-                return self._search_all() if is_unsure else None
+                for master, share in self._shares.items() if is_unsure else ():
+                    self._search(master, self._job.uid, searched := replace(share))
+                    share.repeated = searched.repeated
+                return  # noqa: TRY300  the search may fail
             except BrokerUnreachableError as error:
                 self._needs_search = is_unsure = True
                 failed_since = failed_since or time.monotonic()
@@ -455,10 +454,20 @@ class QueueRun:
                 self._confirm()
 
     def _search_all(self) -> None:
-        for master, share in self._shares.items():
-            share.moved = self._search(master, self._job.uid, share)
-            if share.doubled:
-                logger.warning("%s messages are stored twice in %s", share.doubled, share.target)
+        """Search the target for the copies of each plan, and write it again if some are lost."""
+        moved = self.account().moved if self._reported is None else self._reported
+        searched = {master: replace(share) for master, share in self._shares.items()}
+        is_whole = [self._search(m, self._job.uid, share) for m, share in searched.items()]
+        copies = sum(_count(share.moved) for share in searched.values())
+        if not all(is_whole) or copies < moved:
+            logger.warning("%s has lost copies, so some may be stored twice", self._job.target)
+            for master, share in searched.items():
+                share.after = {}
+                self._search(master, self._job.uid, share)
+                doubtful = self._shares[master].moved if self._reported is None else share.selected
+                _add(share.unproven, doubtful, but=share.moved)
+                self._ledgers[master].write(self._job.uid, share.to_json())
+        self._shares, self._reported = searched, None
 
     def _move_share(self, master: Master, share: Share) -> None:
         targets = self._queues(master, share.target)
@@ -468,12 +477,11 @@ class QueueRun:
                 continue
             offsets = range(min(pending), max(pending) + 1)
             source = MessageQueue(master, self._job.source.topic, number, offsets)
-            for covered, messages in self._cluster.pulls(source):
+            for _, messages in self._cluster.pulls(source):
                 for message in messages:
                     if message.offset in pending:
                         self._copy(message, source, share, targets)
-                stored = {message.offset for message in messages}
-                share.gone[number] |= _common(pending, covered) - stored
+            share.gone[number] |= share.left(number)
 
     def _copy(
         self, message: QueueMessage, source: MessageQueue, share: Share, targets: list[MessageQueue]
@@ -500,7 +508,8 @@ class QueueRun:
                 time.sleep(BUSY_SECONDS)
             except BrokerRefusedError as error:
                 logger.warning("%s is refused: %s", position, error)
-                share.rejected[source.number].add(message.offset)
+                share.selected[source.number].remove(message.offset)
+                share.refused[position] = "NotAccepted"
                 return
             else:
                 share.moved[source.number].add(message.offset)
@@ -569,10 +578,6 @@ class QueueRun:
         """Return the account of all masters."""
         shares = self._shares.values()
         refused = [item for share in shares for item in share.refused.items()]
-        for master, share in self._shares.items():
-            for queue, offsets in share.rejected.items():
-                places = (f"{master.name}:{queue}:{offset}" for offset in sorted(offsets))
-                refused += [(place, "NotAccepted") for place in places]
         matched = sum(share.matched for share in shares)
         moved = sum(_count(share.moved) for share in shares)
         skipped = sum(_count(share.gone) for share in shares)
@@ -583,6 +588,7 @@ class QueueRun:
             skipped=skipped,
             refused=len(refused),
             left=matched - moved - skipped - len(refused),
+            doubled=sum(share.doubled for share in shares),
             refusals=tuple(RefusedMessage(place, 1, cause) for place, cause in refused[:SHOWN]),
         )
 

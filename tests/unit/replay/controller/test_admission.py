@@ -278,16 +278,21 @@ def rocketmq(clients: str = "Remoting", **more: object) -> Context:
 
 @pytest.mark.parametrize(
     ("spec", "target", "retry_of"),
-    [({}, "%RETRY%g", "orders"), ({"target": {"type": "Source"}}, "orders", "")],
+    [
+        ({}, "%RETRY%g", "orders"),
+        ({"target": {"type": "Source"}}, "orders", ""),
+        ({"target": {"type": "Topic", "topic": "orders-repair"}}, "orders-repair", ""),
+    ],
+    ids=["retry", "source", "topic"],
 )
 def test_job_of_rocketmq_has_cluster_and_topics(
     spec: dict[str, Any], target: str, retry_of: str
 ) -> None:
-    select = {"keys": ["eu"], "limit": 5}
+    select = {"keys": ["eu"], "limit": 5, "ids": ["broker-a:0:17"]}
     body = replay(spec={**IN_ROCKETMQ, "select": select, "maxReplays": 3, **spec})
     admitted = admit(body, rocketmq())
     source = RocketMQMessages("%DLQ%g", "g", ["rocketmq:9876"], None, [])
-    choice = Choice(keys=("eu",), limit=5, max_replays=3)
+    choice = Choice(ids=("broker-a:0:17",), keys=("eu",), limit=5, max_replays=3)
     ledger = "redrive-ledger-g"
     assert admitted.job == QueueReplayJob(
         "shop", "now", "uid-now", source, ledger, target, retry_of, choice=choice, approval_above=9
@@ -306,15 +311,39 @@ def test_job_of_rocketmq_has_cluster_and_topics(
         {"followFor": "5m"},
         {"confirmations": ["Reconciled"]},
         {"jobTemplate": {"executors": 2}},
-        {"select": {"ids": ["1:2"]}},
         {"select": {"where": "size > 1"}},
         {"select": {"causes": ["a"]}},
-        {"target": {"type": "Topic", "topic": "persistent://shop/prod/orders"}},
     ],
 )
 def test_fields_that_rocketmq_ignores_are_refused(spec: dict[str, Any]) -> None:
     with raises(Reason.OTHER_BROKER, match="make another Replay without them"):
         admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
+
+
+@pytest.mark.parametrize(
+    ("topics", "group", "is_allowed"),
+    [
+        (["orders", "orders-repair"], "g", True),
+        (["{namespace}-repair"], "g", False),
+        (["orders"], "g", False),
+        (["orders-repair"], "other", False),
+    ],
+    ids=["both", "another namespace", "another topic", "another group"],
+)
+def test_target_of_rocketmq_needs_a_rule_with_the_group(
+    topics: list[str], group: str, *, is_allowed: bool
+) -> None:
+    spec = {**IN_ROCKETMQ, "target": {"type": "Topic", "topic": "orders-repair"}}
+    context = rocketmq(allow=[
+        {"name": "policy", "topics": ["orders"], "groups": ["g"]},
+        {"name": "target", "topics": topics, "groups": [group]},
+        {"name": "others", "topics": ["*"], "groups": ["*"], "namespaces": {"names": ["other"]}},
+    ])  # fmt: skip
+    if is_allowed:
+        assert admit(replay(spec=spec), context).job.target == "orders-repair"
+        return
+    with raises(Reason.TARGET_NOT_ALLOWED, match="together with the group g; got 'orders-repair'"):
+        admit(replay(spec=spec), context)
 
 
 def test_retry_topic_of_grpc_clients_is_refused() -> None:

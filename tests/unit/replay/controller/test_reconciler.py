@@ -631,14 +631,23 @@ async def test_run_cut_off_is_failed_and_not_completed(api: FakeKubernetes) -> N
 
 async def test_run_reported_finished_is_completed(api: FakeKubernetes) -> None:
     status = await ended(
-        api, "COMPLETED", matched=8, moved=5, skipped=2, refused=1, left=0, batched=3, finished=True
+        api,
+        "COMPLETED",
+        matched=8,
+        moved=5,
+        skipped=2,
+        refused=1,
+        left=0,
+        batched=3,
+        doubled=2,
+        finished=True,
     )
     assert status["phase"] == "Completed"
     assert shown(api) == (
         "CompletedWithRefusals",
         (
             "of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved; "
-            "3 are of batches, which move as a whole"
+            "3 are of batches, which move as a whole; the target may contain 2 twice"
         ),
     )
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
+from redrive.api.replay_status import RunCounts
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
 from redrive.reading.queues import QueueCluster
@@ -86,14 +87,18 @@ def job(uid: str = "one", **fields: Any) -> QueueReplayJob:  # noqa: ANN401
 
 
 def move(
-    job: QueueReplayJob, *states: DesiredState | Exception, was_planned: bool = False
+    job: QueueReplayJob,
+    *states: DesiredState | Exception,
+    was_planned: bool = False,
+    reported: int = 0,
 ) -> Account:
-    """Run a job, and return its account."""
+    """Run a job after runs that have reported *reported* moved messages; return its account."""
     reporter: Any = Reporter(*states)
+    before = RunCounts(matched=5, moved=reported) if was_planned else RunCounts()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(job.source, credentials) as connected:
         try:
-            queues.QueueRun(job, connected, reporter, KEY).run(was_planned=was_planned)
+            queues.QueueRun(job, connected, reporter, KEY, before).run()
         finally:
             account: Account = reporter.account
             settled = account.moved + account.skipped + account.refused
@@ -104,6 +109,11 @@ def move(
 def ids(cluster: FakeCluster, topic: str = TARGET) -> list[str]:
     copies = [m for queue in range(2) for m in cluster.read(topic, queue)]
     return sorted(message.properties["UNIQ_KEY"] for message in copies if message.properties)
+
+
+def add_copy(cluster: FakeCluster, source: str, proof: str) -> None:
+    """Store a message in the target that seems to be a copy."""
+    cluster.add(TARGET, UNIQ_KEY="copy", REDRIVE_REPLAY_SOURCE=source, REDRIVE_REPLAY_PROOF=proof)
 
 
 ALL = [f"id{number}" for number in range(5)]
@@ -164,18 +174,90 @@ def test_next_replay_searches_the_target_of_a_killed_one(cluster: FakeCluster, s
     assert sorted(ids(cluster) + ids(cluster, "other")) == ALL
 
 
-def test_forged_copy_is_no_proof_of_a_move(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("source", ["broker-a:0:0", "no position", ""])
+def test_forged_copy_is_no_proof_of_a_move(cluster: FakeCluster, source: str) -> None:
+    killed_after(cluster, 0)
+    add_copy(cluster, source, "0" * 32)
+    assert move(job(), was_planned=True).moved == 5
+    assert ids(cluster) == ["copy", *ALL]
+
+
+def killed_after(cluster: FakeCluster, moved: int, uid: str = "one") -> None:
+    """Run a driver that is killed after it has moved a number of messages."""
+    cluster.failures = [*[None] * (moved + 1), KilledError("killed")]
+    with pytest.raises(KilledError):
+        move(job(uid))
+    cluster.failures = []
+
+
+def test_message_that_is_stored_twice_counts_as_doubled(cluster: FakeCluster) -> None:
+    """A stopped driver has sent the same message during the search of the next run."""
+    killed_after(cluster, 2)
+    first, *_ = cluster.read(TARGET) + cluster.read(TARGET, 1)
+    copy = first.properties or {}
+    add_copy(cluster, copy["REDRIVE_REPLAY_SOURCE"], copy["REDRIVE_REPLAY_PROOF"])
+    account = move(job(), was_planned=True, reported=2)
+    assert (account.moved, account.doubled) == (5, 1)
+    assert ids(cluster) == ["copy", *ALL]
+
+
+@pytest.mark.parametrize(
+    ("lose", "reported"),
+    [
+        (lambda cluster: cluster.drop(TARGET), 0),
+        (lambda cluster: cluster.drop(TARGET, others=9), 3),
+        (lambda cluster: cluster.first.update({(TARGET, 1): 3}), 0),
+        (lambda cluster: cluster.counts.update({TARGET: 1}), 0),
+    ],
+    ids=["created again", "created again and used", "expired", "fewer queues"],
+)
+def test_messages_whose_copies_are_lost_count_as_doubled(
+    cluster: FakeCluster, lose: Callable[[FakeCluster], None], reported: int
+) -> None:
+    for queue in (0, 1):
+        cluster.add(TARGET, queue, UNIQ_KEY="other")
+    killed_after(cluster, 3)
+    lose(cluster)
+    kept = [m for queue in range(cluster.counts[TARGET]) for m in cluster.read(TARGET, queue)]
+    copies = sum("KEYS" in (message.properties or {}) for message in kept)
     cluster.failures = [None, KilledError("killed")]
     with pytest.raises(KilledError):
-        move(job())
-    cluster.add(
-        TARGET,
-        UNIQ_KEY="forged",
-        REDRIVE_REPLAY_SOURCE="broker-a:0:0",
-        REDRIVE_REPLAY_PROOF="0" * 32,
-    )
-    assert move(job(), was_planned=True).moved == 5
-    assert ids(cluster) == ["forged", *ALL]
+        move(job(), was_planned=True, reported=reported)
+    cluster.failures = []
+    account = move(job(), was_planned=True)
+    assert (account.matched, account.moved, account.doubled) == (5, 5, 5 - copies)
+
+
+def test_run_without_losses_has_no_doubled_messages(cluster: FakeCluster) -> None:
+    killed_after(cluster, 3)
+    account = move(job(), was_planned=True, reported=3)
+    assert (account.moved, account.doubled) == (5, 0)
+    assert move(job("two")).doubled == 0
+
+
+def test_next_replay_counts_what_a_killed_one_may_have_moved(cluster: FakeCluster) -> None:
+    cluster.add(TARGET, UNIQ_KEY="other")
+    killed_after(cluster, 3)
+    cluster.drop(TARGET)
+    cluster.add(DEAD, UNIQ_KEY="new")
+    killed_after(cluster, 1, "two")
+    account = move(job("two"), was_planned=True, reported=1)
+    assert (account.moved, account.doubled) == (6, 5)
+
+
+def test_older_plan_that_is_copied_keeps_what_a_run_has_added(cluster: FakeCluster) -> None:
+    """Others may store records of the ledger again."""
+    cluster.add(TARGET, UNIQ_KEY="other")
+    killed_after(cluster, 3)
+    (plan,) = cluster.read(LEDGER)
+    cluster.drop(TARGET)
+    cluster.failures = [None, KilledError("killed")]
+    with pytest.raises(KilledError):
+        move(job(), was_planned=True, reported=3)
+    cluster.failures = []
+    cluster.put(LEDGER, plan.content, plan.properties or {})
+    assert move(job(), was_planned=True).doubled == 5
+    assert ids(cluster) == ALL
 
 
 def test_busy_broker_gets_the_message_again(cluster: FakeCluster) -> None:
@@ -245,14 +327,26 @@ def test_deleted_dead_letters_are_skipped(cluster: FakeCluster) -> None:
         (Choice(limit=2), ["id0", "id1"]),
         (Choice(keys=("k3",)), ["id3"]),
         (Choice(until=2_000), []),
+        (Choice(ids=("broker-a:0:3", "broker-a:0:1")), ["id1", "id3"]),
+        (Choice(ids=("broker-a:0:4", "broker-a:1:1", "other:0:1", "broker-a:0:5")), ["id4"]),
+        (Choice(ids=("broker-a:0:4", "broker-a:0:2"), keys=("k2",)), ["id2"]),
     ],
+    ids=["limit", "key", "until", "ids", "unknown ids", "ids and key"],
 )
 def test_only_selected_messages_are_moved(
     cluster: FakeCluster, choice: Choice, moved: list[str]
 ) -> None:
     account = move(job(choice=choice))
-    assert account.matched == len(moved)
+    assert account.matched == account.moved == len(moved)
     assert ids(cluster) == moved
+
+
+def test_ids_are_read_alone_and_moved_once(cluster: FakeCluster) -> None:
+    choice = Choice(ids=("broker-a:0:1", "broker-a:0:3"))
+    assert move(job(choice=choice)).scanned == 2
+    assert move(job("two", choice=choice)).scanned == 0
+    assert move(job("three")).moved == 3
+    assert ids(cluster) == ALL
 
 
 def test_message_over_the_number_of_replays_is_refused(cluster: FakeCluster) -> None:
@@ -266,7 +360,7 @@ def test_plan_moves_nothing(cluster: FakeCluster) -> None:
     reporter: Any = Reporter()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(SOURCE, credentials) as connected:
-        queues.QueueRun(job(dry_run=True), connected, reporter, KEY).run(was_planned=False)
+        queues.QueueRun(job(dry_run=True), connected, reporter, KEY, RunCounts()).run()
     assert (reporter.shown.account.left, reporter.shown.samples[0]) == (5, "broker-a:0:0")
     assert not cluster.read(LEDGER)
     assert not ids(cluster)
