@@ -21,13 +21,14 @@ from sandbox import cache, toolchain, versions
 from sandbox.errors import SandboxError
 
 
-def prepare() -> None:
-    """Fetch or build all components that the cache lacks.
+def prepare(*, with_pulsar: bool = True) -> None:
+    """Fetch or build all components that the cache lacks, Pulsar only with *with_pulsar*.
 
     Raises:
         SandboxError: a download or a build failed.
     """
-    pulsar()
+    if with_pulsar:
+        pulsar()
     toolchain.java_home(for_spark=True)
     etcd()
     kubernetes()

@@ -14,7 +14,7 @@ from typing import Any
 from redrive.api.crds import crds
 from sandbox import SOURCE_ROOT, chart, spark, versions
 from sandbox.process import free_port
-from sandbox.sandbox import Sandbox
+from sandbox.sandbox import KubernetesSandbox, Sandbox
 from sandbox.steps import step
 
 OPERATOR = "redrive-operator"
@@ -42,7 +42,7 @@ def start(state: Path, pulsar_version: str = versions.PULSAR) -> Sandbox:
     return started
 
 
-def install(sandbox: Sandbox) -> None:
+def install(sandbox: KubernetesSandbox) -> None:
     """Install the chart; start the operator as its ServiceAccount, and the Spark operator stand-in.
 
     Raises:
@@ -56,7 +56,7 @@ def install(sandbox: Sandbox) -> None:
 
 
 def start_operator(
-    sandbox: Sandbox,
+    sandbox: KubernetesSandbox,
     *,
     release: str = RELEASE,
     namespace: str = NAMESPACE,
@@ -104,17 +104,17 @@ def start_operator(
     )
 
 
-def endpoint(sandbox: Sandbox, name: str = OPERATOR) -> str:
+def endpoint(sandbox: KubernetesSandbox, name: str = OPERATOR) -> str:
     """Return the URL at which the operator *name* serves metrics and probes."""
     return _endpoint_file(sandbox, name).read_text()
 
 
-def credentials(sandbox: Sandbox) -> Path:
+def credentials(sandbox: KubernetesSandbox) -> Path:
     """Return the folder that operators of this sandbox use as the volume of credentials."""
     return sandbox.state / "credentials"
 
 
-def job_templates(sandbox: Sandbox, name: str = OPERATOR) -> Path:
+def job_templates(sandbox: KubernetesSandbox, name: str = OPERATOR) -> Path:
     """Return the folder with the file of job templates of the operator *name*."""
     return sandbox.state / f"{name}.job-templates"
 
@@ -125,5 +125,5 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-def _endpoint_file(sandbox: Sandbox, name: str) -> Path:
+def _endpoint_file(sandbox: KubernetesSandbox, name: str) -> Path:
     return sandbox.state / f"{name}.endpoint"

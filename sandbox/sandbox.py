@@ -1,4 +1,4 @@
-"""The sandbox: Pulsar and a Kubernetes control plane, with one state directory.
+"""The sandbox: a Kubernetes control plane and Pulsar, with one state directory.
 
 Called by the command ``python -m sandbox``, the demo, and the fixtures of the tests.
 """
@@ -23,21 +23,67 @@ _DESCRIPTION = "sandbox.json"
 _PARTS = (pulsar.NAME, *kubernetes.NAMES)
 
 
-class Sandbox:
-    """A running sandbox. Only as a context manager it is stopped, at the end of the block.
+class KubernetesSandbox:
+    """A running sandbox without a broker.
+
+    Only as a context manager it is stopped, at the end of the block.
 
     Args:
         state: the directory of logs, data, keys and kubeconfigs, readable by its owner only.
         processes: of the sandbox. Processes that are added here are stopped with the others.
-        pulsar: the broker.
         cluster: the Kubernetes control plane.
     """
 
-    def __init__(self, state: Path, processes: Processes, pulsar: Broker, cluster: Cluster) -> None:
+    def __init__(self, state: Path, processes: Processes, cluster: Cluster) -> None:
         self.state = state
         self.processes = processes
-        self.pulsar = pulsar
         self.cluster = cluster
+
+    @classmethod
+    def start(cls, state: Path) -> Self:
+        """Start the control plane as `Sandbox.start` does.
+
+        Raises:
+            SandboxError: likewise.
+        """
+        state = _fresh(state)
+        builds.prepare(with_pulsar=False)
+        processes = Processes(state)
+        try:
+            with step("start the Kubernetes control plane"):
+                return cls(state, processes, kubernetes.start(state, processes))
+        except BaseException:
+            processes.stop_all()
+            raise
+
+    def stop(self) -> None:
+        """Stop all processes. The state directory stays, for its logs."""
+        (self.state / _DESCRIPTION).unlink(missing_ok=True)
+        self.processes.stop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Sandbox(KubernetesSandbox):
+    """A running sandbox with Pulsar.
+
+    Args:
+        state: see `KubernetesSandbox`, as for *processes* and *cluster*.
+        pulsar: the broker.
+    """
+
+    def __init__(self, state: Path, processes: Processes, pulsar: Broker, cluster: Cluster) -> None:
+        super().__init__(state, processes, cluster)
+        self.pulsar = pulsar
 
     @classmethod
     def start(
@@ -100,22 +146,6 @@ class Sandbox:
         description = json.loads(file.read_text())
         broker = pulsar.Broker(state, **description["pulsar"])
         return cls(state, processes, broker, kubernetes.Cluster(state, **description["cluster"]))
-
-    def stop(self) -> None:
-        """Stop all processes. The state directory stays, for its logs."""
-        (self.state / _DESCRIPTION).unlink(missing_ok=True)
-        self.processes.stop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _describe(self) -> None:
         """Write the description for `attach`, which marks the sandbox as complete."""

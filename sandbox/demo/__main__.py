@@ -18,11 +18,16 @@ from sandbox.demo.orders import Logs
 from sandbox.demo.rocketmq import RocketMQStory
 from sandbox.demo.story import Story
 from sandbox.errors import SandboxError
-from sandbox.sandbox import Sandbox
+from sandbox.sandbox import KubernetesSandbox, Sandbox
 from sandbox.steps import step
 
 _EXAMPLES = {"pulsar": Story.EXAMPLE, "rocketmq": RocketMQStory.EXAMPLE}
 _ORDERS = {"pulsar": 1_000, "rocketmq": 50}
+_DATA = {
+    "pulsar": ("kubernetes", "pulsar", "tokens"),
+    "rocketmq": ("kubernetes", "broker-a", rocketmq.NAME_SERVER, rocketmq.PROXY),
+}
+"""Folders that a demo deletes at its end."""
 _NEXT = """
 Where to look next:
   examples/{example:16}  the manifests and programs of this demo
@@ -47,14 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     state = Path(tempfile.mkdtemp(prefix="redrive-demo-")) / "sandbox"
     try:
         screen.heading(f"1. A sandbox: {options.broker}, a Kubernetes API server, redrive")
-        with Sandbox.start(state) as sandbox:
-            installation.install(sandbox)
-            account = story_of(sandbox, options.broker, options.orders).play()
+        account = _play(state, options.broker, options.orders)
     except SandboxError as error:
         screen.console.print(f"error: {error}", style="red", markup=False)
         screen.console.print(f"Logs: {state / 'logs'}")
         return 1
-    for data in ("kubernetes", "pulsar", "tokens"):
+    for data in _DATA[options.broker]:
         shutil.rmtree(state / data)
     status = _close(account)
     screen.output(_NEXT.format(example=_EXAMPLES[options.broker]))
@@ -62,11 +65,20 @@ def main(arguments: list[str] | None = None) -> int:
     return status
 
 
-def story_of(sandbox: Sandbox, broker: str, orders: int | None = None) -> Story | RocketMQStory:
-    """Return the demo of a broker; start RocketMQ, which a sandbox does not have."""
+def _play(state: Path, broker: str, orders: int | None) -> Account:
+    """Start what the demo of a broker needs, run it, and return its account."""
     count = orders or _ORDERS[broker]
     if broker == "pulsar":
-        return Story(sandbox, count)
+        with Sandbox.start(state) as sandbox:
+            installation.install(sandbox)
+            return Story(sandbox, count).play()
+    with KubernetesSandbox.start(state) as control_plane:
+        installation.install(control_plane)
+        return rocketmq_story(control_plane, count).play()
+
+
+def rocketmq_story(sandbox: KubernetesSandbox, count: int) -> RocketMQStory:
+    """Start RocketMQ, which a sandbox does not have, and return its demo."""
     with step("start RocketMQ"):
         cluster = rocketmq.start(sandbox.state, sandbox.processes)
         proxy = rocketmq.start_proxy(cluster, sandbox.processes)

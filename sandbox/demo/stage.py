@@ -13,7 +13,7 @@ from typing import ClassVar
 from sandbox import CHECKOUT
 from sandbox.demo import orders, screen
 from sandbox.errors import SandboxError
-from sandbox.sandbox import Sandbox
+from sandbox.sandbox import KubernetesSandbox
 
 NAMESPACE = "shop"
 TIMEOUT_SECONDS = 180.0
@@ -29,7 +29,7 @@ class Stage(ABC):
     """
 
     EXAMPLE: ClassVar[str]
-    sandbox: Sandbox
+    sandbox: KubernetesSandbox
     count: int
 
     @abstractmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from time import gmtime, monotonic, sleep, strftime
 from typing import ClassVar
 
@@ -17,15 +18,18 @@ from sandbox.demo import orders, screen, shop
 from sandbox.demo.account import Account
 from sandbox.demo.stage import NAMESPACE, TIMEOUT_SECONDS, Stage
 from sandbox.errors import SandboxError
+from sandbox.sandbox import Sandbox
 
 RETRY_TOPIC, DEAD_LETTER_TOPIC = f"{shop.TOPIC}-fulfilment-RETRY", f"{shop.TOPIC}-fulfilment-DLQ"
 _POLL_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
 class Story(Stage):
     """One run of the demo of Pulsar."""
 
     EXAMPLE: ClassVar[str] = shop.EXAMPLE.name
+    sandbox: Sandbox
 
     def play(self) -> Account:
         """Run all steps and return the account of the orders.

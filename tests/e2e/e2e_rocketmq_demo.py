@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.demo.__main__ import story_of
+from sandbox.demo.__main__ import rocketmq_story
 from sandbox.demo.rocketmq import LADDER, RocketMQStory
 from sandbox.demo.stage import NAMESPACE
 from sandbox.rocketmq import NAME_SERVER, PROXY
@@ -20,8 +20,7 @@ ORDERS = 10
 
 @pytest.fixture
 def story(installed: Sandbox) -> Iterator[RocketMQStory]:
-    story = story_of(installed, "rocketmq", ORDERS)
-    assert isinstance(story, RocketMQStory)
+    story = rocketmq_story(installed, ORDERS)
     yield story
     for name in ("consumer", PROXY, *story.cluster.brokers, NAME_SERVER):
         installed.processes.stop(name)
