@@ -222,18 +222,16 @@ class HostileQueueServer:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         listener = socket.create_server(("127.0.0.1", 0))
-        tasks = set[asyncio.Task[None]]()
+        opened: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            tasks.add(task)
-            try:
-                with suppress(OSError, EOFError, ValueError):
-                    await self._answer(reader, writer)
-            finally:
-                writer.transport.abort()
-                tasks.discard(task)
+            opened[task] = writer
+            with suppress(OSError, EOFError, ValueError):
+                await self._answer(reader, writer)
+            writer.transport.abort()
+            del opened[task]
 
         server = await asyncio.start_server(answer, sock=listener)
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -242,9 +240,9 @@ class HostileQueueServer:
         finally:
             await stop_accepting(listener)
             server.close()
-            for task in set(tasks):
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for writer in opened.values():
+                writer.transport.abort()
+            await asyncio.gather(*opened, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

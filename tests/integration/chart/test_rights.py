@@ -349,7 +349,7 @@ def test_operator_creates_only_opaque_secrets_of_redrive(
     bind(cluster, kube_namespace, "admin", user=operator(release))
     running = cluster.objects_as(operator(release))
 
-    def create(kind: str, **labels: str) -> None:
+    def create(kind: str, **labels: str) -> dict[str, Any]:
         account = {"kubernetes.io/service-account.name": "default"}
         body = {
             "apiVersion": "v1",
@@ -357,36 +357,36 @@ def test_operator_creates_only_opaque_secrets_of_redrive(
             "metadata": {"generateName": "key-", "labels": labels, "annotations": account},
             "type": kind,
         }
-        running.create(body, kube_namespace)
+        return running.create(body, kube_namespace)
 
     ours = {"app.kubernetes.io/managed-by": "redrive"}
     unlabelled = "writes only ConfigMaps and Secrets with the label"
     wait_until_refused(lambda: create("Opaque"), unlabelled)
     with pytest.raises(SandboxError, match="only creates Secrets, of type Opaque"):
         create("kubernetes.io/service-account-token", **ours)
-    create("Opaque", **ours)
+    name = create("Opaque", **ours)["metadata"]["name"]
+    with pytest.raises(SandboxError, match="only creates Secrets, of type Opaque"):
+        running.patch("secret", name, {"stringData": {"key": "other"}}, kube_namespace)
 
 
-@pytest.mark.parametrize("kind", ["retrypolicy", "brokerconnection", "replay"])
+@pytest.mark.parametrize(
+    "kind", ["RetryPolicy", "RocketMQRetryPolicy", "BrokerConnection", "Replay"]
+)
 def test_operator_changes_finalizers_and_no_specs(
     cluster: Cluster, release: str, kube_namespace: str, kind: str
 ) -> None:
-    kinds = {
-        "retrypolicy": "RetryPolicy",
-        "brokerconnection": "BrokerConnection",
-        "replay": "Replay",
-    }
-    cluster.objects.create(manifest(kinds[kind]), kube_namespace)
+    """It has no right to patch Inspections."""
+    cluster.objects.create(manifest(kind), kube_namespace)
     running = cluster.objects_as(operator(release))
 
     def patch(change: dict[str, Any]) -> None:
-        running.patch(kind, "one", change, kube_namespace)
+        running.patch(kind.lower(), "one", change, kube_namespace)
 
     def change_spec() -> None:
         change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
-        if kind == "brokerconnection":
+        if kind == "BrokerConnection":
             change = {"pulsar": {"adminURL": f"http://thief:{time.monotonic_ns() % 60_000}"}}
-        if kind == "replay":
+        if kind == "Replay":
             change = {"ttlAfterFinished": f"{time.monotonic_ns() % 60_000}s"}
         patch({"spec": change})
 
@@ -429,6 +429,13 @@ def test_operator_deletes_only_ended_replays_with_a_ttl(
     with pytest.raises(SandboxError, match=refused):
         delete("stays")
     delete("goes")
+
+    cluster.objects.create(manifest("Inspection"), kube_namespace)
+    with pytest.raises(SandboxError, match="the operator deletes only Inspections that have ended"):
+        running.delete("inspection", "one", kube_namespace)
+    completed = {"status": {"phase": "Completed"}}
+    cluster.objects.patch("inspection", "one", completed, kube_namespace, "status")
+    running.delete("inspection", "one", kube_namespace)
 
 
 @pytest.mark.usefixtures("release")

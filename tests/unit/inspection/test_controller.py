@@ -234,6 +234,8 @@ async def test_launch_creates_job_of_the_inspection_role() -> None:
     assert job["spec"]["ttlSecondsAfterFinished"] == 86_400
     assert pod["serviceAccountName"] == "redrive-inspection"
     assert "pulsar-replayer" not in str(job)
+    (source,) = pod["volumes"][0]["projected"]["sources"]  # and no key of a ledger
+    assert [item["path"] for item in source["secret"]["items"]] == ["credentials/token"]
     assert (status_in(api)["phase"], status_in(api)["job"]) == (
         "Submitted",
         job["metadata"]["name"],
