@@ -45,6 +45,7 @@ class ApiModel(BaseModel):
     """Part of a manifest as an immutable value, with keys in camelCase."""
 
     model_config = ConfigDict(
+        defer_build=True,  # commands and jobs use few of the models
         alias_generator=to_camel,
         populate_by_name=True,
         frozen=True,

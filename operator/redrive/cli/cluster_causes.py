@@ -36,8 +36,7 @@ from redrive.cli.output import (
 from redrive.cli.replay import manifest, planned
 from redrive.cli.replays import run_of
 from redrive.errors import RedriveError
-from redrive.inspection.payloads import CauseCount
-from redrive.inspection.summary import NONE_RECORDED, OTHERS
+from redrive.inspection.payloads import NONE_RECORDED, OTHERS, CauseCount
 from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.reasons import Reason

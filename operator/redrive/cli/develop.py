@@ -25,7 +25,15 @@ from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.permissions import AllowRule, Consent, Permissions
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
-from redrive.cli.frame import FILE, ClusterFlags, cluster_options, names_of
+from redrive.cli.frame import (
+    DEFAULT_NAMESPACE,
+    FILE,
+    NAME_WITHOUT_FILE,
+    ClusterFlags,
+    cluster_options,
+    is_file,
+    names_of,
+)
 from redrive.cli.output import now
 from redrive.errors import RedriveError
 from redrive.kube.resources import CONNECTIONS, POLICIES, Key
@@ -46,8 +54,6 @@ from redrive.provision.observe import around, observe_broker
 CLUSTER = "provision"
 """Owner, in place of a cluster, of the topics that `provision` creates. No operator has this id, so
 each refuses the topics of the other."""
-DEFAULT_NAMESPACE = "default"
-_FILE_ENDINGS = (".yaml", ".yml", ".json")
 _SHOWN_ATTEMPTS = 12
 _ALL = AllowRule(name="all", topics=("persistent://*/*/*",), roles=("*",), adoption=Consent.ALLOWED)
 """Permissions of the caller: the broker decides about the token."""
@@ -134,16 +140,6 @@ def read_manifests(file: str, namespace: str) -> Manifests:
         click.echo(report.to_text(errors), nl=False, err=True)
         raise RedriveError("the manifests have errors", got=len(errors), remedy="correct them")
     return manifests
-
-
-NAME_WITHOUT_FILE = (
-    "NAME selects one of several policies in a file; POLICY is not a file: leave NAME out"
-)
-
-
-def is_file(name: str) -> bool:
-    """Return True if an argument names a file or folder, and not a policy of the cluster."""
-    return name == "-" or "/" in name or name.endswith(_FILE_ENDINGS)
 
 
 def live_claim(cluster: Cluster, key: Key) -> Claim:

@@ -42,6 +42,11 @@ COMPLETION_SECONDS = 1.0
 KUBECTL_COMPLETION = "__complete"
 """Hidden command that answers kubectl."""
 
+DEFAULT_NAMESPACE = "default"
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
+NAME_WITHOUT_FILE = (
+    "NAME selects one of several policies in a file; POLICY is not a file: leave NAME out"
+)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 """Type of an option that names a file to read."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -279,3 +284,8 @@ def policy_argument(function: _Function) -> _Function:
 def replay_argument(function: _Function) -> _Function:
     """Add the argument `replay`, a name that shells complete."""
     return click.argument("replay", shell_complete=names_of("replays"))(function)
+
+
+def is_file(name: str) -> bool:
+    """Return True if an argument names a file or folder, and not a policy of the cluster."""
+    return name == "-" or "/" in name or name.endswith(_FILE_ENDINGS)

@@ -6,55 +6,21 @@ broker decides who may read. A policy is a manifest, or the name of one in the c
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from types import ModuleType
 
 import click
 
-from redrive.admin.errors import AdminNotFoundError
-from redrive.api import Body
 from redrive.api.inspection import MAX_RETURNED, RETURNED, ExportFormat
-from redrive.cli.cluster_causes import count_causes, print_causes
-from redrive.cli.documents import MalformedEntryRecord, ReplayRecord
+from redrive.cli.cluster_causes import count_causes
 from redrive.cli.inspection_request import InspectionRequest, inspection_options
 from redrive.cli.inspection_run import extent_of, returned, summary_of, write_file
-from redrive.cli.output import (
-    FORMATS,
-    REPORT_SECONDS,
-    Live,
-    age,
-    clean,
-    cut,
-    document,
-    has_terminal,
-    local_time,
-    now,
-    output_option,
-    print_document,
-    say,
-    style,
-    utc_option,
-)
+from redrive.cli.messages import print_messages
+from redrive.cli.output import FORMATS, document, output_option, print_document, say, utc_option
 from redrive.cli.replays import run_of
-from redrive.errors import RedriveError
-from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
-from redrive.inspection.reader import NEWEST, TopicReading
-from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
-from redrive.inspection.report import ReportFacts, render_report
-from redrive.inspection.summary import Summary, count_of
-from redrive.reading.rows import DeadLetterRow
 
-MAX_HELD_BYTES = 256 * 2**20
-"""Payloads that a command with `--limit` holds in memory."""
-_LONGEST_VALUE = 64
-_FRAMES = 3
 _target_option = click.option(
     "--to",
     "target",
@@ -87,15 +53,7 @@ def causes(request: InspectionRequest, *, refresh: bool) -> None:
     if request.is_in_cluster:
         count_causes(request, refresh=refresh)
         return
-    reading = _planned(request)
-    recorder = _recorder(request, reading)
-    summary = _summarised(request, reading, recorder)
-    items = list(map(count_of, summary.ordered))
-    if request.output in FORMATS or items:
-        shown = _document("CauseList", request, reading, items)
-        print_causes(request, items, shown, _malformed_lines(reading))
-    else:
-        say("\n".join(_empty(request, reading)))
+    _direct().causes(request)
 
 
 @click.command()
@@ -118,26 +76,7 @@ def peek(request: InspectionRequest) -> None:
     if request.is_in_cluster:
         _peek_in_cluster(request, limit)
         return
-    reading = _planned(request)
-    recorder = _recorder(request, reading)
-    with _progress(request, reading, MAX_RECORDED_BYTES) as rows:
-        records = list(map(recorder, rows))
-    if request.output in FORMATS:
-        names = [record["id"] for record in records]
-        print_document(_document("MessageList", request, reading, records), request.output, names)
-        return
-    if not records:
-        say("\n".join(_empty(request, reading)))
-        return
-    _print_messages(request, records)
-    _say_malformed(reading)
-    if reading.matched > len(records):
-        all_messages = request.hint("export", "--to", "dead-letters.jsonl")
-        is_cut = len(records) < min(limit, reading.matched)
-        bound = f", {MAX_RECORDED_BYTES // 2**20} MiB together" if is_cut else ""
-        say(f"newest {len(records)} of {reading.matched}{bound}; all: {all_messages}")
-    if not request.reveals:
-        say(f"Masked. Clear text: --reveal, by the right of your token on {reading.topic.name}")
+    _direct().peek(request, limit)
 
 
 def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
@@ -154,7 +93,7 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
         print_document(shown, request.output, names)
         return
     if records:
-        _print_messages(request, records)
+        print_messages(request, records)
     matched = run_of(body)["matched"]
     say("\n".join(summary_of(request, run_of(body))))
     if len(records) < min(limit, matched):
@@ -165,11 +104,6 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
         say(f"newest {len(records)} of {matched}; more: {more}")
     if records and not request.reveals:
         say("Masked. Clear text: --reveal, by the role redrive-revealer")
-
-
-def _print_messages(request: InspectionRequest, records: Iterable[MessageRecord]) -> None:
-    at = now()
-    click.echo("\n\n".join("\n".join(_message_lines(r, request, at)) for r in records))
 
 
 @click.command()
@@ -197,15 +131,7 @@ def export(request: InspectionRequest, target: str, form: str | None) -> None:
         return
     if form is not None:
         raise click.UsageError("the name of FILE decides about its format; leave --format out")
-    reading = _planned(request)
-    recorder = _recorder(request, reading, max_payload=None)
-    write = write_parquet if Path(target).suffix == ".parquet" else write_json_lines
-    with _progress(request, reading) as rows, private_file(Path(target)) as file:
-        count = write(map(recorder, rows), file)
-        if not count:
-            raise _nothing_selected(request, reading)
-    _say_malformed(reading)
-    say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
+    _direct().export(request, target)
 
 
 @click.command()
@@ -223,183 +149,9 @@ def report(request: InspectionRequest, target: str) -> None:
     if request.is_in_cluster:
         write_file(request, target, ExportFormat.HTML)
         return
-    reading = _planned(request)
-    recorder = _recorder(request, reading)
-    summary = _summarised(request, reading, recorder)
-    if not summary.groups:
-        raise _nothing_selected(request, reading)
-    replays = list(map(_replay_row, request.past_replays()))
-    facts = ReportFacts.of(reading, request.source, recorder, now(), replays)
-    with private_file(Path(target)) as file:
-        file.write(render_report(facts, summary).encode())
-    _say_malformed(reading)
-    say(f"wrote a report of {reading.matched} messages to {target}")
+    _direct().report(request, target)
 
 
-def _summarised(request: InspectionRequest, reading: TopicReading, recorder: Recorder) -> Summary:
-    summary = Summary(recorder)
-    with _progress(request, reading) as rows:
-        for row in rows:
-            summary.add(row)
-    return summary
-
-
-def _replay_row(record: ReplayRecord) -> tuple[str, ...]:
-    counts = (record["moved"], record["refused"], record["deadAgain"])
-    return (
-        record["name"],
-        record["mode"],
-        record["result"] or record["phase"],
-        *("" if count is None else str(count) for count in counts),
-        record["completionTime"] or "",
-    )
-
-
-def _planned(request: InspectionRequest) -> TopicReading:
-    topic = request.topic()
-    try:
-        return topic.plan(request.choice, None if request.reads_all else NEWEST)
-    except AdminNotFoundError as error:
-        raise RedriveError(
-            f"the topic {topic.name} does not exist",
-            remedy="check --admin-url, and create it: wait until the policy is Ready, or run "
-            "redrive provision",
-        ) from error
-
-
-def _recorder(
-    request: InspectionRequest, reading: TopicReading, max_payload: int | None = MAX_PAYLOAD
-) -> Recorder:
-    return Recorder(
-        reading.schema, request.reveals, max_payload=max_payload, waiting=request.waiting
-    )
-
-
-@contextmanager
-def _progress(
-    request: InspectionRequest, reading: TopicReading, max_bytes: int = MAX_HELD_BYTES
-) -> Iterator[Iterable[DeadLetterRow]]:
-    """Yield the selected messages; show the progress meanwhile, and the extent at the end."""
-    live, start = Live(sys.stderr), time.monotonic()
-    silence = 1.0 if has_terminal(sys.stderr) else REPORT_SECONDS
-
-    def show() -> None:
-        if time.monotonic() - start > silence:
-            live.show([f"read {reading.entries} of {reading.planned} entries"])
-
-    rows_of_limit: Iterable[DeadLetterRow] = reading.selected(show)
-    if request.choice.limit is not None:
-        rows_of_limit = newest_of(rows_of_limit, request.choice.limit, max_bytes)
-    yield rows_of_limit
-    live.clear()
-    seconds = time.monotonic() - start
-    matched = "" if reading.matched == reading.messages else f"; {reading.matched} are selected"
-    say(f"read {reading.messages} {request.source.words} ({seconds:.1f} s){matched}")
-    if reading.is_truncated:
-        command = click.get_current_context().info_name or ""
-        all_entries = request.hint(command, "--all")
-        time_of_all = age(max(1.0, seconds * reading.total / max(reading.entries, 1)))
-        extent = f"newest {reading.planned} of {reading.total} entries"
-        say(f"{extent}; all, about {time_of_all}: {all_entries}")
-
-
-def _document(
-    kind: str, request: InspectionRequest, reading: TopicReading, items: Sequence[Mapping[str, Any]]
-) -> Body:
-    malformed: list[MalformedEntryRecord] = [
-        {"id": f"{entry}:{partition}", "cause": cause}
-        for partition, entry, cause in reading.malformed
-    ]
-    return document(
-        kind,
-        items,
-        topic=str(reading.topic.name),
-        source=request.source.value,
-        totalEntries=reading.total,
-        readEntries=reading.planned,
-        read=reading.messages,
-        matched=reading.matched,
-        malformedEntries=malformed,
-    )
-
-
-def _say_malformed(reading: TopicReading) -> None:
-    for line in _malformed_lines(reading):
-        say(line)
-
-
-def _malformed_lines(reading: TopicReading) -> Iterator[str]:
-    if reading.malformed:
-        partition, entry, cause = reading.malformed[0]
-        entries = f"{reading.malformed_entries} entries that no client can show"
-        yield f"{entries}, such as {entry}:{partition}: {clean(cause)}"
-
-
-def _nothing_selected(request: InspectionRequest, reading: TopicReading) -> RedriveError:
-    problem, *hints = _empty(request, reading)
-    return RedriveError(problem, remedy="\n".join(["select others", *hints]))
-
-
-def _empty(request: InspectionRequest, reading: TopicReading) -> Iterator[str]:
-    """Yield the reason why nothing is shown."""
-    words, topic = request.source.words, reading.topic
-    if not reading.total:
-        yield (
-            f"no {words} in {topic.name}: none came, or the subscription {topic.subscription} "
-            "has acknowledged all"
-        )
-        if not request.waiting:
-            yield f"Those that wait for a retry: {request.hint('causes', '--waiting')}"
-        return
-    if reading.messages:
-        yield f"none of the {reading.messages} {words} that were read is selected"
-        yield f"All causes: {request.hint('causes')}"
-    elif request.choice.ids:
-        yield f"no message of these ids is in {topic.name}: replayed, expired, or never there"
-    else:
-        yield f"the {reading.planned} entries hold no whole message"
-    _say_malformed(reading)
-
-
-def _message_lines(
-    record: MessageRecord, request: InspectionRequest, at: datetime
-) -> Iterator[str]:
-    key = record["key"] if request.reveals else record["keyHash"]
-    verb, attempts = ("failed", "retries") if request.waiting else ("died", "attempts")
-    due = f"due {local_time(record['dueTime'], at)}" if record["dueTime"] else ""
-    facts = (f"key {_short(key)}" if key else "no key", f"{verb} {local_time(record['time'], at)}")
-    counts = (f"{attempts} {record['attempts']}", f"replays {record['replays']}")
-    head = f"id         {record['id']}"
-    line = cut(f"{head}   {_joined(*facts, due)}")
-    yield f"id         {style(record['id'], 'cyan')}{line[len(head) :]}"
-    yield cut(f"           {_joined(*counts, record['deadReason'])}")
-    cause = record["cause"] or "none recorded"
-    text = f"{cause}: {record['causeMessage']}" if record["causeMessage"] else cause
-    lines = [("cause", text), ("", _place(record)), ("origin", record["origin"])]
-    properties = ", ".join(f"{p['name']}={_short(p['value'])}" for p in record["properties"])
-    lines += [("properties", properties), ("payload", _payload(record))]
-    for title, value in lines:
-        if value:
-            yield cut(f"{title:<11}{clean(value)}", None if not request.reveals else MAX_PAYLOAD)
-
-
-def _joined(*facts: str) -> str:
-    return "   ".join(map(clean, filter(None, facts)))
-
-
-def _short(text: str) -> str:
-    return cut(text, _LONGEST_VALUE)
-
-
-def _place(record: MessageRecord) -> str:
-    frames = [line.removeprefix("at ") for line in record["trace"] if line.startswith("at ")]
-    place = " < ".join(frames[:_FRAMES])
-    consumer = f"consumer {record['consumer']}" if record["consumer"] else ""
-    return _joined(place, consumer)
-
-
-def _payload(record: MessageRecord) -> str:
-    form, size = record["payloadForm"], record["payloadSize"]
-    if record["payloadEncoding"] == "base64":
-        return f"{record['payload']} (base64 of {size} bytes, {form})"
-    return record["payload"] if form == "JSON" else f"{record['payload']} ({form})"
+def _direct() -> ModuleType:
+    """Import the readings of this program, whose clients take most of the start of a command."""
+    return import_module("redrive.cli.direct")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,19 +16,27 @@ from redrive.api.inspection import InspectedMessages
 from redrive.api.model import parse, parse_spec
 from redrive.api.replay import Selection
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.auth.files import SourceCredentials
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.cli.cluster import Cluster
-from redrive.cli.develop import DEFAULT_NAMESPACE, NAME_WITHOUT_FILE, is_file, read_claims
 from redrive.cli.documents import ReplayRecord
-from redrive.cli.frame import FILE, ClusterFlags, cluster_options, names_of
+from redrive.cli.frame import (
+    DEFAULT_NAMESPACE,
+    FILE,
+    NAME_WITHOUT_FILE,
+    ClusterFlags,
+    cluster_options,
+    is_file,
+    names_of,
+)
 from redrive.cli.policies import history_of
 from redrive.cli.replay import policy_reference, selected, selection_options
 from redrive.errors import RedriveError
-from redrive.inspection.reader import InspectedTopic
 from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.spec import Choice
+
+if TYPE_CHECKING:
+    from redrive.inspection.reader import InspectedTopic
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,10 @@ class DirectAccess:
         """
         if self.service_url is None or self.admin_url is None:
             raise click.UsageError("--direct needs --service-url and --admin-url")
+        # Both take longer than the rest of a command that reads in the cluster.
+        from redrive.auth.files import SourceCredentials  # noqa: PLC0415
+        from redrive.inspection.reader import InspectedTopic  # noqa: PLC0415
+
         credentials = SourceCredentials(
             SourceAuthentication(
                 plugin=Plugin.NONE if self.token_file is None else Plugin.TOKEN,
@@ -183,6 +195,8 @@ class InspectionRequest:
         return self.kind is POLICIES and is_file(self.policy)
 
     def _of_file(self) -> tuple[TopicName, str]:
+        from redrive.cli.develop import read_claims  # noqa: PLC0415  imports all checks
+
         namespace = self.flags.namespace or DEFAULT_NAMESPACE
         claims = read_claims(self.policy, self.name, namespace)
         if len(claims) > 1:

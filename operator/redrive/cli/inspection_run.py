@@ -20,9 +20,8 @@ from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
 from redrive.cli.replays import Start, is_plan, phase_of, run_of, wait_of
 from redrive.errors import RedriveError
-from redrive.inspection.payloads import CauseCount
+from redrive.inspection.payloads import OTHERS, CauseCount
 from redrive.inspection.sealing import Recipient
-from redrive.inspection.summary import OTHERS
 from redrive.kube.resources import INSPECTIONS, POLICIES, REPLAYS
 from redrive.replay.spec import FOLLOWER
 

@@ -34,12 +34,10 @@ from redrive.api.replay import MessageSelection
 from redrive.api.replay_status import FINAL, JobFailure
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
-from redrive.inspection.export import destined_file, write_json_lines, write_parquet
 from redrive.inspection.job import InspectionJob, PulsarMessages
+from redrive.inspection.payloads import MAX_PAYLOAD
 from redrive.inspection.reader import MAX_BYTES, InspectedTopic, MessageReading, MessageSource
-from redrive.inspection.record import MAX_PAYLOAD, MAX_RECORDED_BYTES, Recorder, newest_of
-from redrive.inspection.report import ReportFacts, render_report
-from redrive.inspection.rocketmq import DeadLetterQueues
+from redrive.inspection.record import MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import CauseGroup, Summary, count_of
 from redrive.kube import logs, resources
@@ -149,6 +147,8 @@ def _source(job: InspectionJob) -> MessageSource:
         name = TopicName.parse_whole(messages.topic)
         addresses = messages.service_url, messages.admin_url
         return InspectedTopic(name, messages.subscription, *addresses, credentials)
+    from redrive.inspection.rocketmq import DeadLetterQueues  # noqa: PLC0415  as for a file
+
     return DeadLetterQueues(messages, credentials)
 
 
@@ -165,18 +165,21 @@ def _export(  # noqa: PLR0913, PLR0917  parts of one reading
     Raises:
         RedriveError: it can't be written.
     """
+    # Most Inspections write no file, and these imports take a tenth of their start.
+    from redrive.inspection import export, report  # noqa: PLC0415
+
     keys = job_credentials().object_store_keys()
-    with destined_file(job.file, job.endpoint_url, keys) as file:
+    with export.destined_file(job.file, job.endpoint_url, keys) as file:
         if spec.export is None or spec.export.format is ExportFormat.HTML:
             at = datetime.fromtimestamp(time.time(), UTC)
             for _ in rows:
                 pass  # `rows` counts them in the summary
-            facts = ReportFacts.of(reading, spec.source, recorder, at, job.replays)
-            file.write(render_report(facts, summary).encode())
+            facts = report.ReportFacts.of(reading, spec.source, recorder, at, job.replays)
+            file.write(report.render_report(facts, summary).encode())
         elif spec.export.format is ExportFormat.PARQUET:
-            write_parquet(map(recorder, rows), file)
+            export.write_parquet(map(recorder, rows), file)
         else:
-            write_json_lines(map(recorder, rows), file)
+            export.write_json_lines(map(recorder, rows), file)
 
 
 def _shown(

@@ -22,6 +22,12 @@ from redrive.reading.positions import decode_fields
 
 MAX_DEPTH = 32
 """Levels of a value that a masked text shows; Avro that is nested more deeply is not decoded."""
+MAX_PAYLOAD = 64 * 2**10
+"""Characters of a payload that is shown in clear text."""
+NONE_RECORDED = "none recorded"
+"""Name of the group without a cause, as dead letters of Java and Go consumers."""
+OTHERS = "(others)"
+"""Name of the group of all causes beyond those that are counted."""
 MAX_DECODED = 4 * 2**20
 """Bytes of a payload that is decoded; a larger one has its size alone when it is masked."""
 MAX_MASKED = 4_096

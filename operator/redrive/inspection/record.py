@@ -6,6 +6,7 @@ import heapq
 import itertools
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,8 +29,6 @@ from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import FailureCause
 
-MAX_PAYLOAD = 64 * 2**10
-"""Characters of a payload that is shown in clear text."""
 MAX_RECORDED_BYTES = 8 * 2**20
 """Payloads and properties of the messages that are shown one by one."""
 _OWN = "REDRIVE_"
@@ -164,6 +163,9 @@ def newest_of(rows: Iterable[DeadLetterRow], limit: int, max_bytes: int) -> list
         max_bytes: of their payloads and properties together; older messages are left out, but at
             least one is kept.
     """
+    if not limit:
+        deque(rows, maxlen=0)
+        return []
     newest: list[_Dated] = []
     size = 0
     for number, row in enumerate(rows):

@@ -10,16 +10,13 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from redrive.inspection.payloads import CauseCount
+from redrive.inspection.payloads import NONE_RECORDED, OTHERS, CauseCount
 from redrive.inspection.record import Recorder
 from redrive.policy.envelope import CONSUMER, REPLAY
 from redrive.policy.values import time_text
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import FOLLOWER, FailureCause
 
-NONE_RECORDED = "none recorded"
-"""Name of the group without a cause, as dead letters of Java and Go consumers."""
-OTHERS = "(others)"
 MAX_GROUPS = 500
 MAX_CONSUMERS = 50
 """Names of consumers that a group keeps."""

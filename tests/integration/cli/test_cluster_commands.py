@@ -479,9 +479,12 @@ def test_terminated_causes_deletes_its_inspection(shop: Shop) -> None:
     assert shop.client.list(INSPECTIONS, shop.name) == []
 
 
-def test_status_imports_no_heavy_package(shop: Shop) -> None:
+def test_commands_import_no_heavy_package(shop: Shop) -> None:
     """Each of them would take as long as all the rest of the command."""
-    code = "import sys; from redrive.cli import main; main({!r}); print(*sys.modules)"
+    code = (
+        "import sys; from redrive.cli import main; main({!r}); "
+        "import redrive.cli.inspection; print(*sys.modules)"
+    )
     process = subprocess.run(
         [sys.executable, "-c", code.format(["status", "-n", shop.name])],
         env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT)},

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from redrive.api import Body
 from redrive.api.inspection import InspectedMessages
-from redrive.cli import cluster_causes, inspection, inspection_run, output
+from redrive.cli import cluster_causes, inspection_run, output
 from redrive.cli.cluster import ClusterError, NotPermittedError
 from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.main import main
@@ -122,7 +122,6 @@ def test_causes_fit_the_terminal(
     shell: Shell, columns: int, titles: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "width", lambda: columns)
-    monkeypatch.setattr(inspection, "now", lambda: output.moment("2026-11-26T14:00:00Z"))
     shell.rows = ROWS
     out, err = shell.run("causes")
     title, *rows = out.splitlines()

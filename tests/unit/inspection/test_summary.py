@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from redrive.inspection import reader, summary
-from redrive.inspection.payloads import MAX_DECODED, KeyHasher
+from redrive.inspection.payloads import MAX_DECODED, NONE_RECORDED, OTHERS, KeyHasher
 from redrive.inspection.reader import InspectedTopic
 from redrive.inspection.record import Recorder, newest_of
-from redrive.inspection.summary import NONE_RECORDED, OTHERS, Summary
+from redrive.inspection.summary import Summary
 from redrive.policy.envelope import (
     CAUSE_FINGERPRINT,
     CAUSE_MESSAGE,
