@@ -202,8 +202,8 @@ def _count_by_replay(request: InspectionRequest) -> None:
 
 
 _LIMITS = {
-    _count_by_inspection: f"an Inspection counts, of at most {MAX_NEWEST} entries",
-    _count_by_replay: "a Replay counts, without consumers and examples",
+    _count_by_inspection: f"an Inspection counts instead, of at most {MAX_NEWEST} entries",
+    _count_by_replay: "a Replay counts instead, without consumers and examples",
 }
 
 

@@ -165,6 +165,8 @@ def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:
     words = request.source.words
     if not run["totalEntries"]:
         yield f"no {words}: none came, or all are acknowledged"
+    elif not run["messages"] and request.choice.ids:
+        yield f"no {words} with these ids: replayed, expired, or never there"
     elif not run["matched"]:
         yield f"none of the {run['messages']} {words} that were read is selected"
     else:
@@ -193,7 +195,7 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
             if problem := start.problem(inspection):
                 ready = conditions_of(inspection).get("Ready") or {}
                 error = RedriveError(
-                    "the messages can't be read",
+                    "the Inspection can't read the messages",
                     got=problem,
                     remedy="correct it, and repeat the command",
                     reason=ready.get("reason"),

@@ -386,8 +386,8 @@ def test_inspection_without_account_has_a_replay_count(
     missing = {"conditions": [condition("Ready", "False", "ServiceAccountNotFound", text)]}
     with jobs_run(person.client, lambda _: missing):
         shown = person.run("redrive causes quiet --refresh")
-    reason = f"the messages can't be read; got 'ServiceAccountNotFound: {text}'"
-    assert f"a Replay counts, without consumers and examples: {reason}; correct it" in shown
+    reason = f"the Inspection can't read the messages; got 'ServiceAccountNotFound: {text}'"
+    assert f"a Replay counts instead, without consumers and examples: {reason}; correct it" in shown
     assert shown.count("ServiceAccountNotFound") == 1
     assert "118  WarehouseDown" in shown
 

@@ -36,6 +36,7 @@ from redrive.policy.envelope import (
 )
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
+from redrive.replay.spec import Choice
 from tests.support.cli_documents import SCHEMAS, check
 from tests.support.dead_letter_rows import dead_letter, of_the_page
 from tests.support.documented import READ, shows, steps
@@ -554,7 +555,9 @@ def test_inspection_counts_where_no_replay_can(
         monkeypatch.setattr(module, "Cluster", InspectorsCluster)
     assert main(["causes", "orders", "--all"]) == 0
     error = capsys.readouterr().err
-    assert "an Inspection counts, of at most 1000000 entries: not permitted to create" in error
+    assert (
+        "an Inspection counts instead, of at most 1000000 entries: not permitted to create" in error
+    )
     assert main(["causes", "orders", "--where", "size > 1"]) == 1
     assert "not permitted to create replays" in capsys.readouterr().err
 
@@ -607,7 +610,7 @@ def test_replay_counts_where_no_inspection_can(
     rows = [row.split()[:2] for row in captured.out.splitlines()[1:]]
     assert rows[1:] == [["2", "WarehouseDown"], ["1", "none"], ["1", "(others)"]]
     assert "\n  Java  consumer.reconsumeLater(" in captured.err
-    assert "a Replay counts, without consumers and examples: " in captured.err
+    assert "a Replay counts instead, without consumers and examples: " in captured.err
     assert problem in captured.err
     assert "Look at one: redrive peek orders --cause WarehouseDown --limit 1" in captured.err
     for option in ("--waiting", "--reveal"):  # no Replay can
@@ -615,7 +618,7 @@ def test_replay_counts_where_no_inspection_can(
         assert problem in capsys.readouterr().err
     assert main(["causes", "orders", "--all"]) == 0
     error = capsys.readouterr().err
-    assert "a Replay counts, without" not in error  # it does so anyway
+    assert "a Replay counts instead, without" not in error  # it does so anyway
     assert "--cause WarehouseDown --limit 1 --all" in error
     monkeypatch.setattr(RespondersCluster, "stalled", "TooManyRuns")
     assert main(["causes", "orders"]) == 1
@@ -638,3 +641,11 @@ def test_truncated_inspection_estimates_the_time_of_all() -> None:
     run |= dict.fromkeys(("readEntries", "messages", "matched"), 10_000)
     *_, line = inspection_run.summary_of(request, run)
     assert line == "newest 10000 of 1204332 entries; --all reads more, about 3m"
+
+
+def test_inspection_of_unknown_ids_says_so() -> None:
+    choice = Choice(ids=("9:1",))
+    words = SimpleNamespace(source=InspectedMessages.DEAD_LETTER, choice=choice)
+    run = {"totalEntries": 3, "messages": 0, "matched": 0}
+    (line,) = inspection_run.summary_of(cast("InspectionRequest", words), run)
+    assert line == "no dead letters with these ids: replayed, expired, or never there"
