@@ -182,16 +182,24 @@ def explain(policy: str, name: str | None, flags: ClusterFlags) -> None:
     .yaml or .json, or - for standard input, has RetryPolicies; NAME is one of several. Defaults
     come from the connection in the same manifests or cluster.
     """
-    if is_file(policy):
-        claims = read_claims(policy, name, flags.namespace or DEFAULT_NAMESPACE)
-        missing = "is not in these manifests"
-    elif name is not None:
-        raise click.UsageError(NAME_WITHOUT_FILE)
-    else:
-        cluster = Cluster(flags)
-        claims = [live_claim(cluster, Key(cluster.namespace, policy))]
-        missing = "can't be read"
+    claims = _claims_of(policy, name, flags)
+    missing = "is not in these manifests" if is_file(policy) else "can't be read"
     click.echo("\n".join(line for claim in claims for line in _explained(claim, missing)))
+
+
+def _claims_of(policy: str, name: str | None, flags: ClusterFlags) -> list[Claim]:
+    """Return the policies of a file, or the one of the cluster.
+
+    Raises:
+        UsageError: a policy of the cluster has a second name.
+        RedriveError: there is no such policy, or the manifests have errors.
+    """
+    if is_file(policy):
+        return read_claims(policy, name, flags.namespace or DEFAULT_NAMESPACE)
+    if name is not None:
+        raise click.UsageError(NAME_WITHOUT_FILE)
+    cluster = Cluster(flags)
+    return [live_claim(cluster, Key(cluster.namespace, policy))]
 
 
 def _explained(claim: Claim, missing: str) -> Iterator[str]:
@@ -402,14 +410,20 @@ def _body(claim: Claim) -> dict[str, Any]:
 
 
 @click.command()
-@_manifest_options
+@click.argument("policy", metavar="POLICY|FILE", shell_complete=names_of("retrypolicies"))
+@click.argument("name", metavar="[NAME]", required=False)
 @broker_options(required=False)
-def rights(claims: list[Claim], admin_url: str | None, access: Access) -> None:
+@cluster_options
+def rights(
+    policy: str, name: str | None, flags: ClusterFlags, admin_url: str | None, access: Access
+) -> None:
     """Show the rights that each Pulsar role needs, by topic.
 
-    FILE is a file, a folder, or - for standard input. POLICY is the name of one RetryPolicy of it.
-    With --admin-url a column shows those that are not granted at the broker.
+    POLICY is the name of a RetryPolicy in the cluster. A FILE, whose name has a / or ends with
+    .yaml or .json, or - for standard input, has RetryPolicies; NAME is one of several. With
+    --admin-url a column shows the rights that are not granted at the broker.
     """
+    claims = _claims_of(policy, name, flags)
 
     async def run() -> None:
         if admin_url is None:

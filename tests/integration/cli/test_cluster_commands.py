@@ -139,6 +139,8 @@ def test_explain_reads_a_policy_and_its_connection(shop: Shop) -> None:
     assert any(line.endswith(", then dead-lettered") for line in lines)
     assert "there is no RetryPolicy absent" in shop.run("explain", "absent", code=1)
     assert "NAME selects one of several policies" in shop.run("explain", "orders", "other", code=2)
+    assert shop.run("rights", "orders").startswith(f"RetryPolicy {shop.name}/orders\n")
+    assert "there is no RetryPolicy absent" in shop.run("rights", "absent", code=1)
 
 
 def test_status_in_empty_namespace_names_the_next_step(shop: Shop) -> None:
