@@ -61,8 +61,8 @@ BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
 SETTLE_SECONDS = 2.0
 """Pause after a call without an answer. A broker drops requests that wait longer than 0.2 s."""
-_RECORD_BYTES, _RECORD_OFFSETS = 64 * 2**20, 2**24
-"""Limits of a record."""
+_RECORD_BYTES, _RECORD_OFFSETS, _RECORD_PARTS = 64 * 2**20, 2**24, 2**18
+"""Limits of a record: its bytes, offsets, and ranges or refused messages. A broker takes 4 MiB."""
 _OF_BROKER = re.compile(
     r"MAX_OFFSET|MIN_OFFSET|REAL_TOPIC|REAL_QID|DELAY|TIMER_\w+|__STARTDELIVERTIME|POP_CK|"
     r"1ST_POP_TIME|CONSUME_START_TIME|RECONSUME_TIME|MAX_RECONSUME_TIMES|RETRY_TOPIC|PGROUP|WAIT|"
@@ -338,18 +338,17 @@ class QueueRun:
     def _planned(self, master: Master, ledger: QueueLedger, masters: tuple[str, ...]) -> Share:
         """Plan the dead letters at a master that no other Replay has moved."""
         job = self._job
-        queues = self._queues(master, job.target)
-        after = {queue.number: queue.offsets.stop for queue in queues}
+        after = {queue.number: queue.offsets.stop for queue in self._queues(master, job.target)}
         share = Share(job.target, after, masters=masters)
         before = self._moved_before(master, ledger, share)
         chooser = Chooser(replace(job.choice, ids=()))
         limit = min(job.choice.limit or math.inf, _RECORD_OFFSETS)
         others = sum(share.matched for share in self._shares.values())
-        sources = self._cluster.queues(master, job.source.topic)
+        sources, parts = self._cluster.queues(master, job.source.topic), 0
         for queue in named(job.choice.ids, sources) if job.choice.ids else sources:
             selected = share.selected.setdefault(queue.number, set())
             for message in self._messages(queue):
-                if others + share.matched >= limit:
+                if others + share.matched >= limit or parts >= _RECORD_PARTS:
                     return share
                 if message.offset in before[queue.number]:
                     continue
@@ -360,8 +359,9 @@ class QueueRun:
                     continue
                 place = f"{master.name}:{queue.number}:{message.offset}"
                 if cause := self._refusal(message):
-                    share.refused[place] = cause
+                    share.refused |= {place: cause} if len(share.refused) < _RECORD_PARTS else {}
                     continue
+                parts += message.offset - 1 not in selected
                 selected.add(message.offset)
                 self._samples = [*self._samples, place][:SAMPLES]
                 figures = CauseFigures(1, int(row.replays > 0), row.publish_time, row.publish_time)

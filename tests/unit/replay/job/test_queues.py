@@ -482,6 +482,25 @@ def test_forged_records_of_rocketmq_hide_no_dead_letter(
         assert move(job("two")).scanned == 0
 
 
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_plan_has_a_size_that_a_broker_accepts(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    """Producers choose which messages die, and which of them can't be moved."""
+    monkeypatch.setattr(queues, "_RECORD_PARTS", 2)
+    if is_refused:
+        for number in range(3):
+            cluster.add(DEAD, UNIQ_KEY=f"again{number}", REDRIVE_REPLAYS="2")
+        cluster.add(DEAD, UNIQ_KEY="id5")
+        account = move(job(choice=Choice(max_replays=2)))
+        assert (account.moved, account.refused) == (6, 2)
+        return
+    every_second = Choice(keys=("k0", "k2", "k4"))
+    assert move(job(choice=every_second)).moved == 2
+    assert move(job("two", choice=every_second)).moved == 1
+    assert ids(cluster) == ["id0", "id2", "id4"]
+
+
 def test_copy_stored_at_another_master_hides_nothing(cluster: FakeCluster) -> None:
     """A consumer of the target can store a copy at each master."""
     cluster.failures = [None, None, KilledError("killed")]
