@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
 
 from redrive.api.rocketmq import RocketMQMessages
-from redrive.auth.method import without_dollars
-from redrive.replay.spec import unreadable_argument
+from redrive.replay.spec import decode_argument, encode_argument
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,6 @@ class PulsarMessages:
     subscription: str
     service_url: str
     admin_url: str
-
-
-_SOURCES = {"Pulsar": PulsarMessages, "RocketMQ": RocketMQMessages}
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class InspectionJob:
 
     def encode(self) -> str:
         """Return the job as JSON; see `ReplayJob.encode`."""
-        (broker,) = (name for name, kind in _SOURCES.items() if isinstance(self.source, kind))
-        return without_dollars(json.dumps({**asdict(self), "broker": broker}))
+        return encode_argument(self, _JOB)
 
     @classmethod
     def decode(cls, text: str) -> InspectionJob:
@@ -62,9 +58,7 @@ class InspectionJob:
         Raises:
             InvalidSpecError: the text has another form.
         """
-        try:
-            fields = json.loads(text)
-            source = _SOURCES[fields.pop("broker")](**fields.pop("source"))
-            return cls(source=source, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise unreadable_argument(error) from error
+        return decode_argument(text, _JOB)
+
+
+_JOB = TypeAdapter(InspectionJob)

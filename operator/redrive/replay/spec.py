@@ -181,7 +181,7 @@ class ReplayJob:
         locale C. It contains no dollar sign, because a kubelet replaces `$(NAME)` in arguments by
         the value of a variable, which may be a Secret, and any user may write a selection.
         """
-        return _encoded(self)
+        return encode_argument(self, _RUN_JOB)
 
     @classmethod
     def decode(cls, text: str) -> ReplayJob:
@@ -190,7 +190,7 @@ class ReplayJob:
         Raises:
             InvalidSpecError: the text has another form.
         """
-        return _decoded(text, _REPLAY_JOB)
+        return decode_argument(text, _REPLAY_JOB)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class QueueReplayJob:
 
     def encode(self) -> str:
         """Return the job as JSON, see `ReplayJob.encode`."""
-        return _encoded(self)
+        return encode_argument(self, _RUN_JOB)
 
 
 RunJob = ReplayJob | QueueReplayJob
@@ -234,7 +234,7 @@ def decode_job(text: str) -> RunJob:
     Raises:
         InvalidSpecError: the text has another form.
     """
-    return _decoded(text, _RUN_JOB)
+    return decode_argument(text, _RUN_JOB)
 
 
 _Job = TypeVar("_Job")
@@ -244,24 +244,25 @@ _RUN_JOB = TypeAdapter[RunJob](
 )
 
 
-def _encoded(job: RunJob) -> str:
-    return without_dollars(json.dumps(_RUN_JOB.dump_python(job, mode="json")))
+def encode_argument(job: object, kind: TypeAdapter[Any]) -> str:
+    """Return the argument of a job, as JSON; see `ReplayJob.encode`."""
+    return without_dollars(json.dumps(kind.dump_python(job, mode="json")))
 
 
-def _decoded(text: str, kind: TypeAdapter[_Job]) -> _Job:
+def decode_argument(text: str, kind: TypeAdapter[_Job]) -> _Job:
+    """Parse the text of `encode_argument`.
+
+    Raises:
+        InvalidSpecError: the text has another form.
+    """
     try:
         return kind.validate_json(text)
     except ValueError as error:
-        raise unreadable_argument(error) from error
-
-
-def unreadable_argument(error: Exception) -> InvalidSpecError:
-    """Return the error of a job, of a Replay or an Inspection, whose argument can't be parsed."""
-    return InvalidSpecError(
-        "the argument of the job can't be read",
-        got=repr(error),
-        remedy="use an image of the operator's version; the operator starts jobs, not people",
-    )
+        raise InvalidSpecError(
+            "the argument of the job can't be read",
+            got=repr(error),
+            remedy="use an image of the operator's version; the operator starts jobs, not people",
+        ) from error
 
 
 class Chooser:
