@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -77,14 +78,10 @@ class Account:
                 the lease they count as moved, although they are not recorded yet.
         """
         plans = records.plans.get(uid, {})
-        parts = []
+        numbers: Counter[str] = Counter()
         for source_range, plan in plans.items():
             entries = acknowledged.get(source_range, bitmap.EMPTY)
-            parts.append(_of_range(plan, records.range(source_range), uid, entries))
-        numbers = dict.fromkeys(_NUMBERS, 0)
-        for part in parts:
-            for name, number in zip(_NUMBERS, part, strict=True):
-                numbers[name] += number
+            numbers.update(_of_range(plan, records.range(source_range), uid, entries))
         refusals = tuple(itertools.islice(_refusals(plans), SHOWN))
         return cls(**numbers, refusals=refusals, skipped_records=records.skipped)
 
@@ -108,22 +105,24 @@ def moved_by_others(record: RangeRecord, uid: str) -> int:
     return others & ~record.moved.get(uid, 0)
 
 
-def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int) -> tuple[int, ...]:
+def _of_range(
+    plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int
+) -> Mapping[str, int]:
     moved = plan.selected & record.moved.get(uid, 0)
     skipped = plan.selected & ~moved & (plan.skipped | moved_by_others(record, uid))
     if record.leased:
         moved |= plan.selected & acknowledged & ~skipped
-    return (
-        plan.scanned,
-        plan.matched,
-        plan.messages(moved),
-        plan.messages(skipped),
-        sum(refusal.messages for refusal in plan.refused),
-        plan.messages(plan.selected & ~moved & ~skipped),
-        plan.unevaluated,
-        plan.discarded,
-        plan.batched(plan.selected & ~skipped),
-    )
+    return {
+        "scanned": plan.scanned,
+        "matched": plan.matched,
+        "moved": plan.messages(moved),
+        "skipped": plan.messages(skipped),
+        "refused": sum(refusal.messages for refusal in plan.refused),
+        "left": plan.messages(plan.selected & ~moved & ~skipped),
+        "unevaluated": plan.unevaluated,
+        "discarded": plan.discarded,
+        "batched": plan.batched(plan.selected & ~skipped),
+    }
 
 
 def _refusals(plans: Mapping[Range, RangePlan]) -> Iterator[RefusedEntry]:
