@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from redrive.admin import errors
 from redrive.admin.access import Access, Credentials
-from redrive.admin.answers import parse_answer
 from redrive.admin.connector import Dialer
 from redrive.admin.guards import Fence
+from redrive.admin.http import parse_answer
 from redrive.admin.shares import Shares
 from redrive.policy.values import Patterns
 from redrive.reasons import Reason

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from yarl import URL
 
 from redrive.admin.access import Access, same_origin
-from redrive.admin.answers import parse_answer
 from redrive.admin.errors import AdminError, AuthenticationFailedError
-from redrive.admin.http import CallSlots, Endpoint, Http
+from redrive.admin.http import CallSlots, Endpoint, Http, parse_answer
 from redrive.reasons import Reason
 
 _DISCOVERY = "/.well-known/openid-configuration"

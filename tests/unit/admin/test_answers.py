@@ -19,9 +19,8 @@ import pytest
 from aiohttp import web
 
 from redrive.admin.access import Access
-from redrive.admin.answers import MOST_NESTED, parse_answer
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import MOST_NESTED, Http, parse_answer
 from redrive.admin.internal_stats import RANGES
 from redrive.admin.model import NamespaceState
 from redrive.admin.policies import DelaysWithin, KeepsBacklog, LimitsBacklog, Ttl, evicting
