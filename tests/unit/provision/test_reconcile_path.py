@@ -16,7 +16,7 @@ from tests.support.reconcile_harness import reconcile_harness
 from tests.unit.provision.conftest import MakeBody
 
 PACKAGE = f"{Path(redrive.__path__[0])}/"
-BOUNDS = {"files": 38, "functions": 150, "pairs of files": 98}
+BOUNDS = {"files": 37, "functions": 149, "pairs of files": 97}
 """The last measurement. A change that lowers a figure lowers its bound."""
 
 
