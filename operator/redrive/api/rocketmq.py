@@ -101,6 +101,32 @@ def queue_topic(name: str) -> str:
 APPLICATION_TOPIC = _NO_SYSTEM_TOPIC, AfterValidator(model.refusing(queue_topic))
 
 
+_SYSTEM_GROUP = (
+    "^(CID_(RMQ_SYS_|ONSAPI_|ONS-HTTP-PROXY).*|SELF_TEST_C_GROUP|"
+    "(DEFAULT|FILTERSRV|SCHEDULE|TOOLS|__MONITOR)_CONSUMER)$"
+)
+_NO_SYSTEM_GROUP = model.Rule(
+    f"!self.matches('{_SYSTEM_GROUP}')",
+    "a group must not be one of the broker",
+    "use a group of an application",
+    got=model.QUOTED,
+)
+
+
+def _queue_group(name: str) -> str:
+    """Return the name of a group of RocketMQ that an application may use.
+
+    Raises:
+        InvalidSpecError: the broker uses the name.
+    """
+    if re.fullmatch(_SYSTEM_GROUP, name):
+        raise _NO_SYSTEM_GROUP.error(name)
+    return name
+
+
+_APPLICATION_GROUP = _NO_SYSTEM_GROUP, AfterValidator(model.refusing(_queue_group))
+
+
 def _name(field: str) -> tuple[object, ...]:
     return (
         Field(max_length=MAX_NAME),
@@ -330,7 +356,7 @@ class RocketMQRetryPolicySpec(model.ApiModel):
     """The source topic, 1 to 100 letters, digits, '-' and '_'. It must exist, and the connection
     must allow it. Immutable. Example: `orders`."""
 
-    group: Annotated[str, *_name("group")]
+    group: Annotated[str, *_name("group"), *_APPLICATION_GROUP]
     """The consumer group, likewise. It is created if it does not exist. Immutable. Example:
     `fulfilment`."""
 

@@ -190,6 +190,7 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 """Placeholders in cases that need an installation."""
 
 ONLY_BY_CEL = {
+    "a group of the broker",
     "a source topic that holds records of Replays",
     "a target of Pulsar for a policy of RocketMQ",
     "a target of RocketMQ for a policy of Pulsar",

@@ -14,7 +14,7 @@ from sandbox import SOURCE_ROOT
 
 
 def run(code: str) -> str:
-    """Run *code* in another process, which has imported nothing, and return what it prints."""
+    """Run *code* in another process, which has imported nothing, and return its output."""
     return subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT)},
