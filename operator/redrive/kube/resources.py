@@ -12,6 +12,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from redrive.api import GROUP, VERSION, Body, LauncherName
@@ -152,24 +153,17 @@ ACCESS_REVIEWS = Resource(
 ACCOUNT_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "localsubjectaccessreviews", "LocalSubjectAccessReview"
 )
-SPARK_APPLICATIONS = Resource(
-    "sparkoperator.k8s.io",
-    "v1beta2",
-    "sparkapplications",
-    "SparkApplication",
-    selector="=".join(MANAGED),
+_managed = partial(Resource, selector="=".join(MANAGED))
+SPARK_APPLICATIONS = _managed(
+    "sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication"
 )
-APACHE_SPARK_APPLICATIONS = Resource(
-    "spark.apache.org",
-    "v1",
-    "sparkapplications",
-    "SparkApplication",
-    selector="=".join(MANAGED),
+APACHE_SPARK_APPLICATIONS = _managed(
+    "spark.apache.org", "v1", "sparkapplications", "SparkApplication"
 )
-JOBS = Resource("batch", "v1", "jobs", "Job", selector="=".join(MANAGED))
+JOBS = _managed("batch", "v1", "jobs", "Job")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
+CONFIG_MAPS = _managed("", "v1", "configmaps", "ConfigMap")
 EVENTS = Resource("", "v1", "events", "Event")
 PODS = Resource("", "v1", "pods", "Pod")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")

@@ -7,6 +7,7 @@ conditions of the policy show, or None.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,31 +229,26 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
     """
     if not request.yields_to(winner):
         return None
-    policy = request.policy
+    policy, namespace = request.policy, request.key.namespace
+    contested = functools.partial(ContestedError, rival=winner.key, namespace=namespace)
     if winner.subscribes_like(request):
-        return ContestedError(
+        return contested(
             f"subscription {policy.subscription} of {policy.topic} already has a RetryPolicy, "
             "which keeps it until it is deleted or stalls",
-            rival=winner.key,
-            namespace=request.key.namespace,
             remedy="delete one of the two",
             reason=Reason.RESOURCE_CONFLICT,
         )
     if winner.policy.topic in request.spec.own_topics:
-        return ContestedError(
+        return contested(
             "spec.naming gives a topic of this policy the name of the source topic of an older "
             f"RetryPolicy, {winner.policy.topic}, which would be changed as if it held retries",
-            rival=winner.key,
-            namespace=request.key.namespace,
             remedy="delete this policy and create it again with other names for its topics",
             reason=Reason.NAME_COLLISION,
         )
     named = f", for subscription {winner.policy.subscription} of {winner.policy.topic},"
-    return ContestedError(
-        f"another RetryPolicy{named if winner.key.namespace == request.key.namespace else ''} has "
+    return contested(
+        f"another RetryPolicy{named if winner.key.namespace == namespace else ''} has "
         "a retry, dead-letter or ledger topic with a name that this policy needs",
-        rival=winner.key,
-        namespace=request.key.namespace,
         remedy="use another subscription for one of the two policies, or other topic names",
         reason=Reason.NAME_COLLISION,
     )
