@@ -15,8 +15,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import pulsar
@@ -267,8 +267,21 @@ def read_partitions(
     subscription: str = "",
     shown: BrokerCredentials | None = None,
 ) -> tuple[Partition, ...]:
-    """Call `take_snapshot` without a running event loop."""
-    return asyncio.run(take_snapshot(admin_url, topic, subscription, shown))
+    """Return the partitions of *topic* at this moment; *shown* defaults to the job's credentials.
+
+    Raises:
+        AdminError: the broker refuses.
+        RedriveError: the topic has no such *subscription*.
+    """
+
+    async def read(admin: Admin) -> tuple[Partition, ...]:
+        taken = []
+        for index in range(await admin.partitions(topic)) or [UNPARTITIONED]:
+            stats = await admin.internal_stats(partition_of(topic, index))
+            taken.append(Partition.from_stats(index, stats, subscription))
+        return tuple(taken)
+
+    return _asked(admin_url, read, shown)
 
 
 def read_partition(
@@ -277,31 +290,10 @@ def read_partition(
     """Return one partition; *index* is `broker.UNPARTITIONED` for an unpartitioned topic.
 
     Raises:
-        RedriveError: as for `take`.
+        RedriveError: as for `read_partitions`.
     """
     stats = _asked(admin_url, lambda admin: admin.internal_stats(partition_of(topic, index)))
     return Partition.from_stats(index, stats, subscription)
-
-
-async def take_snapshot(
-    admin_url: str,
-    topic: TopicName,
-    subscription: str = "",
-    shown: BrokerCredentials | None = None,
-) -> tuple[Partition, ...]:
-    """Return the partitions of *topic* at this moment; *shown* defaults to the job's credentials.
-
-    Raises:
-        AdminError: the broker refuses.
-        RedriveError: the topic has no such *subscription*.
-    """
-    async with _admin(admin_url, shown) as admin:
-        count = await admin.partitions(topic)
-        taken = []
-        for index in range(count) if count else [UNPARTITIONED]:
-            stats = await admin.internal_stats(partition_of(topic, index))
-            taken.append(Partition.from_stats(index, stats, subscription))
-        return tuple(taken)
 
 
 def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
@@ -375,19 +367,16 @@ def read_properties(admin_url: str, topic: TopicName, partitions: int) -> Mappin
     return read.properties
 
 
-def _asked(admin_url: str, read: Callable[[Admin], Awaitable[_T]]) -> _T:
-    """Return the result of one call to the admin API, with the credentials of the job."""
+def _asked(
+    admin_url: str,
+    read: Callable[[Admin], Awaitable[_T]],
+    shown: BrokerCredentials | None = None,
+) -> _T:
+    """Return the result of *read*; the credentials default to those of the job."""
 
     async def ask() -> _T:
-        async with _admin(admin_url) as admin:
-            return await read(admin)
+        async with Http.open() as http:
+            access = await asyncio.to_thread((shown or job_credentials()).access)
+            return await read(Admin(http, admin_url, access))
 
     return asyncio.run(ask())
-
-
-@asynccontextmanager
-async def _admin(admin_url: str, shown: BrokerCredentials | None = None) -> AsyncIterator[Admin]:
-    """Open the admin API; the credentials default to those of the job."""
-    async with Http.open() as http:
-        access = await asyncio.to_thread((shown or job_credentials()).access)
-        yield Admin(http, admin_url, access)
