@@ -20,7 +20,7 @@ from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
 from redrive.reading.queues import QueueCluster
 from redrive.replay.account import Account
-from redrive.replay.evidence import LedgerKey, SignedRecord
+from redrive.replay.evidence import CODE, LedgerKey, SignedRecord
 from redrive.replay.job import queues
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import DesiredState, RunPreview
@@ -405,6 +405,17 @@ def test_invalid_record_of_the_ledger_is_ignored(cluster: FakeCluster, record: b
     sign(cluster, record, "other")
     sign(cluster, zlib.compress(record), "other")
     assert move(job()).moved == 5
+
+
+def test_forged_end_of_rocketmq_hides_no_dead_letter() -> None:
+    """Others with the right to produce repeat the records of a finished run, with a false code."""
+    with in_memory() as finished:
+        assert move(job()).moved == 5
+        records = finished.read(LEDGER)
+    with in_memory() as cluster:
+        for record in records:
+            cluster.put(LEDGER, record.content, {**(record.properties or {}), CODE: "0" * 64})
+        assert move(job("two")).moved == 5
 
 
 NUMBERS = st.sampled_from([0, 1, 4, 5, -1, 2**63, 10**30, 1.5, 1e999, True, None, "1"])
