@@ -4,7 +4,8 @@ The operator has one Secret with random keys in its own namespace, and derives t
 from one of them. So no other data has to be stored: the Secret of a policy that was deleted, or
 restored elsewhere, is created again with the same key. A property of the ledger topic identifies
 the key; RocketMQ stores none, so there the status of the policy does. Without the key the records
-of the ledger are unreadable, so no Replay starts.
+of the ledger are unreadable, so no Replay starts. Nor does one of a RocketMQRetryPolicy that lost
+its status while there are several keys, and messages in its ledger.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import base64
 import binascii
 import json
 import secrets
+from collections.abc import Mapping
 
 from redrive.api import Body
 from redrive.kube import resources
 from redrive.kube.client import ConflictError, NotFoundError
+from redrive.kube.connections import key_of
 from redrive.kube.context import Context
 from redrive.kube.resources import MANAGED, Key, PolicyKey
 from redrive.policy.naming import TopicName
@@ -63,16 +66,42 @@ async def ledger_key(replay: Body, admitted: Admitted, template: Key, ctx: Conte
     policy = PolicyKey.of(replay).key
     status = (ctx.rocketmq_policies.get(policy) or {}).get("status") or {}
     recorded = str((status.get("internal") or {}).get(_KEY_FIELD, ""))
-    reset = json.dumps({"status": {"internal": {_KEY_FIELD: None}}})
-    command = (
-        f"kubectl patch rocketmqretrypolicy {policy.name} -n {policy.namespace} "
-        f"--subresource=status --type=merge -p '{reset}'"
-    )
-    key = await _chosen(admitted, admitted.job.ledger, recorded, command, template, ctx)
+    ledger, secret = admitted.job.ledger, operator_secret(template)
+    keys = await _keys(admitted, ledger, secret, ctx)
+    if not recorded and len(keys) > 1 and await _has_messages(admitted, ledger, ctx):
+        raise Reason.LEDGER_KEY_LOST.error(
+            f"the status of policy {policy} does not tell with which key of the Secret {secret} "
+            f"{ledger} was written, so what earlier Replays have moved is unknown",
+            got="; ".join(f"entry {name} has key {key.id}" for name, key in keys.items()),
+            remedy="record the id of the key of the installation that ran Replays of this policy "
+            f"before, or of `{_CURRENT}` if there were none: {_recording(policy, 'ID')}",
+        )
+    key = _chosen(keys, ledger, recorded, secret, _recording(policy, None))
     if not recorded:
         internal = {"internal": {_KEY_FIELD: key.id}}
         await ctx.kubernetes.patch_status(resources.ROCKETMQ_POLICIES, policy, internal)
     return key
+
+
+def _recording(policy: Key, key_id: str | None) -> str:
+    """Return the command that records the id of a key, or removes it."""
+    patch = json.dumps({"status": {"internal": {_KEY_FIELD: key_id}}})
+    return (
+        f"kubectl patch rocketmqretrypolicy {policy.name} -n {policy.namespace} "
+        f"--subresource=status --type=merge -p '{patch}'"
+    )
+
+
+async def _has_messages(admitted: Admitted, ledger: str, ctx: Context) -> bool:
+    """Return True if a master keeps messages of a ledger."""
+    namespace = admitted.job.namespace
+    connection = await ctx.brokers.rocketmq(key_of(admitted.connection_ref, namespace), namespace)
+    async with connection.admin.session() as session:
+        for master in await session.masters():
+            queues = await session.topic(master, ledger)
+            if queues is not None and await session.count(master, ledger, queues.read):
+                return True
+    return False
 
 
 async def _key_of_topic(
@@ -80,29 +109,31 @@ async def _key_of_topic(
 ) -> LedgerKey:
     connection = await ctx.brokers.resolve(admitted.connection_ref, admitted.job.namespace)
     metadata = await connection.admin.metadata(topic, partitioned=False)
-    recorded = metadata.properties.get(KEY_ID, "")
+    recorded, secret = metadata.properties.get(KEY_ID, ""), operator_secret(template)
+    keys = await _keys(admitted, str(topic), secret, ctx)
     command = f"pulsar-admin topics remove-properties --key {KEY_ID} {topic}"
-    key = await _chosen(admitted, str(topic), recorded, command, template, ctx)
+    key = _chosen(keys, str(topic), recorded, secret, command)
     if not recorded:
         await connection.admin.set_properties(topic, {KEY_ID: key.id})
     return key
 
 
-async def _chosen(  # noqa: PLR0913, PLR0917  a ledger, its record, and the keys
-    admitted: Admitted, ledger: str, recorded: str, command: str, template: Key, ctx: Context
+def _chosen(
+    keys: Mapping[str, LedgerKey], ledger: str, recorded: str, secret: Key, command: str
 ) -> LedgerKey:
     """Return the recorded key of a ledger; the one of new ledgers if none is recorded.
 
     Args:
+        keys: see `_keys`.
+        ledger: its topic.
         recorded: id of the key, or empty.
+        secret: Secret of the operator.
         command: removes that record.
 
     Raises:
         LedgerKeyLost: the operator's Secret has no such key.
     """
-    secret = operator_secret(template)
-    keys = _derived(await _read(secret, ctx), admitted.job.namespace, ledger)
-    for key in keys:
+    for key in keys.values():
         if recorded in {key.id, ""}:
             return key
     raise Reason.LEDGER_KEY_LOST.error(
@@ -111,7 +142,7 @@ async def _chosen(  # noqa: PLR0913, PLR0917  a ledger, its record, and the keys
         got=f"key {recorded}" if recorded else "no key",
         remedy="add the lost key to that Secret, as an entry of any name, from a backup or "
         "from the installation that ran Replays of this policy before. If it is lost "
-        "permanently, and messages of failed Replays may be moved twice, remove the record of "
+        "permanently, and messages of earlier Replays may be moved twice, remove the record of "
         f"its id (`{command}`)",
     )
 
@@ -169,13 +200,19 @@ async def _read(secret: Key, ctx: Context) -> Body:
         return await ctx.kubernetes.create(resources.SECRETS, body)
 
 
-def _derived(secret: Body, namespace: str, ledger: str) -> list[LedgerKey]:
+async def _keys(
+    admitted: Admitted, ledger: str, secret: Key, ctx: Context
+) -> Mapping[str, LedgerKey]:
     """Return the keys of a ledger by the operator's Secret, the one of new ledgers first."""
-    entries = sorted((secret.get("data") or {}).items(), key=lambda item: item[0] != _CURRENT)
-    if not entries or entries[0][0] != _CURRENT:
-        return []
-    masters = filter(None, (_decoded(text) for _, text in entries))
-    return [LedgerKey.derive(master, namespace, ledger) for master in masters]
+    data = (await _read(secret, ctx)).get("data") or {}
+    if _CURRENT not in data:
+        return {}
+    masters = {name: _decoded(data[name]) for name in sorted(data, key=lambda n: n != _CURRENT)}
+    return {
+        name: LedgerKey.derive(master, admitted.job.namespace, ledger)
+        for name, master in masters.items()
+        if master
+    }
 
 
 def _encoded(key: bytes) -> str:

@@ -7,9 +7,10 @@ import base64
 import copy
 import dataclasses
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -424,36 +425,81 @@ async def test_other_namespace_gets_another_key_of_a_ledger() -> None:
     assert len(keys) == 2
 
 
-async def test_key_of_rocketmq_is_the_recorded_one() -> None:
-    """A broker of RocketMQ stores no properties, so the status of the policy has the id."""
+async def launched_for_rocketmq(
+    internal: dict[str, Any], *, keys: Mapping[str, str] | None = None, messages: int = 0
+) -> FakeKubernetes:
+    """Launch a Replay of RocketMQ; return the API server.
+
+    Args:
+        internal: internal status of the policy.
+        keys: further entries of the operator's Secret.
+        messages: number of messages in the ledger.
+    """
     body = replay(spec=IN_ROCKETMQ)
-    account = ACCOUNT._replace(name="redrive-job")
     lent: Any = {"namespace": "shop", "name": "replayer"}
     lent["annotations"] = {"redrive.io/usable-by": "shop/main"}
+    api, context = storing(body), rocketmq()
+    provide_image(api)
+    account = ACCOUNT._replace(name="redrive-job")
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": account._asdict()})
+    api.add(resources.SECRETS, {"metadata": lent})
+    api.objects[resources.SECRETS][OPERATOR_SECRET]["data"] |= keys or {}
+    (stored,) = context.rocketmq_policies
+    stored["status"]["internal"] = internal
+    api.add(resources.ROCKETMQ_POLICIES, stored)
 
-    async def launched(internal: dict[str, Any]) -> FakeKubernetes:
-        api, context = storing(body), rocketmq()
-        provide_image(api)
-        api.add(resources.SERVICE_ACCOUNTS, {"metadata": account._asdict()})
-        api.add(resources.SECRETS, {"metadata": lent})
-        (stored,) = context.rocketmq_policies
-        stored["status"]["internal"] = internal
-        api.add(resources.ROCKETMQ_POLICIES, stored)
-        applications = {resources.JOBS: Cache()}
-        changed: Any = {"kubernetes": api, "replays": Cache([body]), "applications": applications}
-        await reconcile(KEY, dataclasses.replace(context, **changed), asyncio.Lock())
-        return api
+    async def found(*_: object) -> Any:  # noqa: ANN401
+        return SimpleNamespace(read=messages) if messages else None
 
-    first = await launched({})
+    async def listed(*_: object) -> Any:  # noqa: ANN401
+        return ("broker-a", "broker-b")
+
+    async def count(_master: str, topic: str, read: int) -> int:
+        assert topic.startswith("redrive-ledger")
+        return read
+
+    session = SimpleNamespace(masters=listed, topic=found, count=count)
+    admin = SimpleNamespace(session=lambda: nullcontext(session))
+
+    async def connected(*_: object) -> Any:  # noqa: ANN401
+        return SimpleNamespace(admin=admin)
+
+    applications = {resources.JOBS: Cache()}
+    changed: Any = {"kubernetes": api, "replays": Cache([body]), "applications": applications}
+    changed["brokers"] = SimpleNamespace(rocketmq=connected)
+    await reconcile(KEY, dataclasses.replace(context, **changed), asyncio.Lock())
+    return api
+
+
+async def test_key_of_rocketmq_is_the_recorded_one() -> None:
+    """A broker of RocketMQ stores no properties, so the status of the policy has the id."""
+    first = await launched_for_rocketmq({})
     (policy,) = [w.body for w in first.writes if w.resource is resources.ROCKETMQ_POLICIES]
     (secret,) = [w.body for w in first.writes if w.resource is resources.SECRETS]
     assert secret["metadata"]["ownerReferences"][0]["kind"] == "RocketMQRetryPolicy"
-    again = await launched(policy["status"]["internal"])
+    again = await launched_for_rocketmq(policy["status"]["internal"], messages=1)
     assert secret["data"] in [w.body.get("data") for w in again.writes]
     assert resources.ROCKETMQ_POLICIES not in {write.resource for write in again.writes}
-    lost = await launched({"ledgerKey": "0" * 32})
+    lost = await launched_for_rocketmq({"ledgerKey": "0" * 32})
     assert shown(lost)[0] == "LedgerKeyLost"
     assert [write for write in lost.writes if write.verb == "create"] == []
+
+
+async def test_key_of_rocketmq_is_not_guessed() -> None:
+    """A policy from another installation has no status, and its ledger another key."""
+    before = base64.b64encode((b"before" * 6)[:KEY_BYTES].hex().encode()).decode()
+    keys = {"before": before}
+    for messages, entries in ((1, {}), (0, keys)):  # one key, or a new ledger
+        api = await launched_for_rocketmq({}, keys=entries, messages=messages)
+        assert [w.verb for w in api.writes if w.resource is resources.JOBS] == ["create"]
+    moved = await launched_for_rocketmq({}, keys=keys, messages=1)
+    reason, message = shown(moved)
+    assert reason == "LedgerKeyLost"
+    assert [write for write in moved.writes if write.verb == "create"] == []
+    (key_id,) = re.findall("entry before has key ([0-9a-f]+)", message)
+    assert "kubectl patch rocketmqretrypolicy orders -n shop --subresource=status" in message
+    resumed = await launched_for_rocketmq({"ledgerKey": key_id}, keys=keys, messages=1)
+    assert [w.verb for w in resumed.writes if w.resource is resources.JOBS] == ["create"]
 
 
 async def test_connection_needs_consent_for_the_key_of_a_ledger() -> None:
