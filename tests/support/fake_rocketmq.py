@@ -51,13 +51,20 @@ class FakeCluster:
         """Store a message with properties."""
         self.put(topic, body, names, queue)
 
-    def put(self, topic: str, body: bytes, names: Mapping[str, str], queue: int = 0) -> None:
-        """Store a message with properties of any name."""
-        self._add(topic, queue, body, "".join(f"{k}\1{v}\2" for k, v in names.items()))
+    def put(
+        self, topic: str, body: bytes, names: Mapping[str, str], queue: int = 0, retries: int = 0
+    ) -> None:
+        """Store a message with properties of any name. Dead letters have had all retries."""
+        properties = "".join(f"{k}\1{v}\2" for k, v in names.items())
+        retries = 16 if topic.startswith("%DLQ%") else retries
+        self._add(topic, queue, body, properties, retries=retries)
 
-    def _add(self, topic: str, queue: int, body: bytes, properties: str, flags: int = 0) -> None:
+    def _add(  # noqa: PLR0913, PLR0917  fields of a message
+        self, topic: str, queue: int, body: bytes, properties: str, flags: int = 0, retries: int = 0
+    ) -> None:
         messages = self._stored[topic, queue]
-        messages.append(stored(len(messages), body, properties.encode(), flags=flags))
+        message = stored(len(messages), body, properties.encode(), flags=flags, retries=retries)
+        messages.append(message)
 
     def drop(self, topic: str, *, others: int = 0) -> None:
         """Delete a topic, and create it again with a number of other messages in each queue."""

@@ -175,11 +175,6 @@ def _read(written: Mapping[str, list[list[int]]]) -> Offsets:
     return offsets
 
 
-def _source(uid: str, position: str) -> str:
-    """Return what the proof in a copy is about: the Replay, and the position of a dead letter."""
-    return f"{uid}@{position}"
-
-
 class QueueLedger:
     """Records of Replays at one master. The first plan of a Replay counts, with later doubts.
 
@@ -308,7 +303,7 @@ class QueueRun:
                 remedy="start it; the run resumes then",
             )
         self._needs_search = bool(plans)
-        self._shares = {}
+        self._shares, self._causes, self._samples = {}, {}, []  # an outage has it planned again
         for master, ledger in self._ledgers.items():
             if names and master.name not in names:
                 continue
@@ -406,6 +401,7 @@ class QueueRun:
     def _search(self, master: Master, uid: str, share: Share) -> bool:
         """Find the copies of the plan of a Replay; return False if its target has lost messages."""
         share.moved, share.repeated = defaultdict(set), defaultdict(set)
+        sent: Offsets = defaultdict(set)
         lossy = set(share.after)
         for queue in self._cluster.queues(master, share.target):
             kept, end = queue.offsets, share.after.get(queue.number, 0)
@@ -417,13 +413,15 @@ class QueueRun:
                     properties = message.properties or {}
                     position = properties.get(envelope.REPLAY_SOURCE, "")
                     proof = properties.get(envelope.REPLAY_PROOF, "")
-                    if self._key.proves(proof, _source(uid, position), share.target):
+                    if self._key.proves(proof, f"{uid}@{position}", share.target):
                         name, number, offset = position.rsplit(":", 2)
                         # Others may store a copy again, at any master.
                         if name == master.name:
-                            is_known = int(offset) in share.moved[int(number)]
-                            offsets = share.repeated if is_known else share.moved
-                            offsets[int(number)].add(int(offset))
+                            share.moved[int(number)].add(int(offset))
+                            if not message.retries:  # a consumer's retry has the proof of its copy
+                                is_known = int(offset) in sent[int(number)]
+                                offsets = share.repeated if is_known else sent
+                                offsets[int(number)].add(int(offset))
         return not lossy
 
     def _move(self) -> None:
@@ -521,7 +519,7 @@ class QueueRun:
         job = self._job
         carried = envelope.for_replay(own, replay=f"{job.namespace}/{job.name}", source=position)
         del carried[envelope.RECONSUMETIMES]  # a field of the call
-        proof = self._key.proof(_source(job.uid, position), share.target)
+        proof = self._key.proof(f"{job.uid}@{position}", share.target)
         carried[envelope.REPLAY_PROOF] = proof
         return carried | ({"RETRY_TOPIC": job.retry_of} if job.retry_of else {})
 

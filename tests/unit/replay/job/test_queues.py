@@ -201,6 +201,16 @@ def test_message_that_is_stored_twice_counts_as_doubled(cluster: FakeCluster) ->
     assert ids(cluster) == ["copy", *ALL]
 
 
+@pytest.mark.parametrize("queue", [0, 1])
+def test_retry_of_a_moved_message_is_no_second_copy(cluster: FakeCluster, queue: int) -> None:
+    """A master stores the retry of a message with all of its properties."""
+    killed_after(cluster, 2)
+    for copy in cluster.read(TARGET) + cluster.read(TARGET, 1):
+        cluster.put(TARGET, copy.content, copy.properties or {}, queue, retries=1)
+    account = move(job(), was_planned=True, reported=2)
+    assert (account.moved, account.doubled) == (5, 0)
+
+
 @pytest.mark.parametrize(
     ("lose", "reported"),
     [
@@ -356,12 +366,35 @@ def test_message_over_the_number_of_replays_is_refused(cluster: FakeCluster) -> 
     assert account.refusals[0].cause == "ReplayedTooOften"
 
 
-def test_plan_moves_nothing(cluster: FakeCluster) -> None:
+def test_plan_after_an_outage_counts_each_message_once(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull, failures = cluster.pull, [None, None, BrokerUnreachableError("gone", remedy="wait")]
+
+    async def fail_once(*arguments: Any) -> tuple[bytes, int]:  # noqa: ANN401
+        if arguments[1] == DEAD and failures and (failure := failures.pop(0)) is not None:
+            raise failure
+        return await pull(*arguments)
+
+    monkeypatch.setattr(cluster, "pull", fail_once)
+    shown = planned()
+    assert not failures
+    assert sum(figures.messages for figures in shown.causes.values()) == 5
+    assert shown.samples == tuple(f"broker-a:0:{offset}" for offset in range(5))
+
+
+def planned() -> RunPreview:
     reporter: Any = Reporter()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(SOURCE, credentials) as connected:
         queues.QueueRun(job(dry_run=True), connected, reporter, KEY, RunCounts()).run()
-    assert (reporter.shown.account.left, reporter.shown.samples[0]) == (5, "broker-a:0:0")
+    shown: RunPreview = reporter.shown
+    return shown
+
+
+def test_plan_moves_nothing(cluster: FakeCluster) -> None:
+    shown = planned()
+    assert (shown.account.left, shown.samples[0]) == (5, "broker-a:0:0")
     assert not cluster.read(LEDGER)
     assert not ids(cluster)
 
