@@ -52,8 +52,8 @@ prints the name it was called by. The commands need the extra `cli` (`pip instal
 | 0 | done |
 | 1 | failed, or not permitted: see [roles](rights.md#roles-of-people) |
 | 2 | wrong usage, or a confirmation is missing |
-| 3 | done, but messages were refused or are dead again; `version`, and `status` and `doctor` with \
-`--exit-code`, found something |
+| 3 | done, but messages were refused, are dead again, or are perhaps stored twice; `version`, and \
+`status` and `doctor` with `--exit-code`, found something |
 | 4 | not finished: `--timeout` is over, or a Replay waits for approval, or for what is missing |
 | 130 | interrupted; a Replay that moves messages continues |
 

@@ -186,7 +186,7 @@ class InspectionSpec(CheckedModel):
         if len(self._results) > 1:
             problem = f"{_RESULTS.problem}; got more than one of them"
             raise InvalidSpecError(problem, remedy=_RESULTS.remedy)
-        replay.check_ids(self.select, self.policy_ref)
+        replay.check_ids(self.select, self.policy_ref.kind)
 
     @property
     def reveals(self) -> bool:

@@ -360,13 +360,13 @@ _TARGET_OF_BROKER = model.Rule(
 )
 
 
-def check_ids(select: MessageSelection | None, reference: PolicyRef) -> None:
-    """Check that the ids of *select* are those of the broker of a policy.
+def check_ids(select: MessageSelection | None, kind: PolicyKind) -> None:
+    """Check that the ids of *select* are those of the broker of a kind of policies.
 
     Raises:
         InvalidSpecError: one is not.
     """
-    form = _ROCKETMQ_ID if reference.kind is PolicyKind.ROCKETMQ else _PULSAR_ID
+    form = _ROCKETMQ_ID if kind is PolicyKind.ROCKETMQ else _PULSAR_ID
     for written in (select and select.ids) or ():
         if not re.fullmatch(form, written, re.ASCII):
             raise IDS_OF_BROKER.error(written)
@@ -486,7 +486,7 @@ class ReplaySpec(model.CheckedModel):
         is_of_rocketmq = self.policy_ref.kind is PolicyKind.ROCKETMQ
         if topic is not None and isinstance(topic, TopicName) is is_of_rocketmq:
             raise _TARGET_OF_BROKER.error(topic)
-        check_ids(self.select, self.policy_ref)
+        check_ids(self.select, self.policy_ref.kind)
 
     @property
     def is_plan(self) -> bool:

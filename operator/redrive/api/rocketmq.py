@@ -186,8 +186,9 @@ class RocketMQRule(NamespaceRule):
     """Topics and groups that policies of some Kubernetes namespaces may use."""
 
     topics: Annotated[tuple[NamePattern, ...], model.items(MAX_PATTERNS, model.SET)]
-    """Topics that policies may have as source topics, as patterns. `*` stands for any characters,
-    `{namespace}` for the Kubernetes namespace of the policy. Example: `["shop-*"]`."""
+    """Topics that policies may have as source topics, and Replays as targets, as patterns. `*`
+    stands for any characters, `{namespace}` for the Kubernetes namespace of the policy. Example:
+    `["shop-*"]`."""
 
     groups: Annotated[tuple[NamePattern, ...], model.items(MAX_PATTERNS, model.SET)]
     """Consumer groups that policies may change, as patterns likewise. Put a

@@ -79,15 +79,19 @@ _PLAN_OPTIONS = {
 def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
     """Count causes by an Inspection, or by a Replay that moves nothing, and print them.
 
-    At a terminal a young summary of the same messages is printed again, unless *refresh*.
+    At a terminal a young summary of the same messages is printed again, whoever asked for it,
+    unless *refresh*.
 
     Raises:
         RedriveError: neither can be created, or it failed.
         UsageError: only a reader in this program can count so.
     """
     _check_counted(request)
+    is_inspected = request.waiting or request.reveals
+    counts_all = "where" in request.select or (request.reads_all and not is_inspected)
+    by_replay = counts_all and request.kind is POLICIES
     is_for_person = request.output is None and has_terminal(sys.stdout)
-    if is_for_person and not (refresh or request.reveals or "where" in request.select):
+    if is_for_person and not (refresh or request.reveals or by_replay):
         summary = young_summary(request)
         if summary is not None:
             _print_summary(request, summary)
@@ -96,10 +100,8 @@ def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
         request.check_evaluated()
         _count_by_inspection(request)
         return
-    is_inspected = request.waiting or request.reveals
-    counts_all = "where" in request.select or (request.reads_all and not is_inspected)
     ways = (_count_by_inspection, _count_by_replay)
-    first, other = ways[::-1] if counts_all else ways
+    first, other = ways[::-1] if by_replay else ways
     try:
         first(request)
     except RedriveError as error:

@@ -32,7 +32,7 @@ _target_option = click.option(
 
 @click.command()
 @output_option("wide", "json", "yaml", "jsonl", "name")
-@click.option("--refresh", is_flag=True, help="Count again within a minute.")
+@click.option("--refresh", is_flag=True, help="Count again, even within a minute.")
 @utc_option
 @inspection_options
 def causes(request: InspectionRequest, *, refresh: bool) -> None:
@@ -42,8 +42,8 @@ def causes(request: InspectionRequest, *, refresh: bool) -> None:
     Inspection reads the newest 10000 entries there, and encrypts consumers and examples for this
     call. For Pulsar with --all or --where, or if you may not create Inspections, a Replay that
     moves nothing counts all dead letters, many of them by Spark. It shows no consumers and
-    examples. At a terminal, the same command within a minute shows the same counts again, with
-    their age, unless a Replay of the policy ran meanwhile.
+    examples. At a terminal, a count of the last minute by an Inspection of the same messages is
+    shown again, with its age. It may be that of another person, and no Replay has run since.
 
     With --direct this program reads the broker. A FILE, whose name has a / or ends with .yaml or
     .json, has RetryPolicies; NAME is one of several. Texts of causes are masked: quoted values,

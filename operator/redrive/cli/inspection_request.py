@@ -14,7 +14,7 @@ import click
 from redrive.api import Body
 from redrive.api.inspection import InspectedMessages
 from redrive.api.model import parse, parse_spec
-from redrive.api.replay import Selection
+from redrive.api.replay import PolicyKind, Selection, check_ids
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.cli.cluster import Cluster
@@ -274,6 +274,7 @@ def inspection_options(function: Callable[..., int | None]) -> Callable[..., Any
         if name is not None and (is_rocketmq or not is_file(policy)):
             raise click.UsageError(NAME_WITHOUT_FILE)
         selection = parse(Selection, select, "select")
+        check_ids(selection, PolicyKind(kind.kind))
         choice = Choice.of(selection, limit=selection.limit)
         logging.getLogger("redrive").addHandler(logging.NullHandler())
         own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}

@@ -70,8 +70,9 @@ def _reading(request: InspectionRequest) -> dict[str, Any]:
 def young_summary(request: InspectionRequest) -> Body | None:
     """Return an Inspection that has counted the same messages within the last minute.
 
-    None if there is none, if a Replay of the policy may have moved messages since, or if the caller
-    may not look for them. A summary without messages is not shown again: people wait for the first.
+    None if there is none, if a Replay of the policy may have moved messages since it began, or if
+    the caller may not look for them. A summary without messages is not shown again: people wait for
+    the first.
     """
     cluster, reading = Cluster(request.flags), _reading(request)
     of_policy = f"spec.policyRef.name={request.policy}"
@@ -83,13 +84,13 @@ def young_summary(request: InspectionRequest) -> Body | None:
         return None
     at = now()
     ends = [_end_of(replay) or written(at) for replay in replays if not is_plan(replay)]
-    since = max([written(at - _YOUNG), *ends])
     same = [
         inspection
         for inspection in inspections
         if {name: inspection["spec"].get(name) for name in reading} == reading
         and run_of(inspection).get("matched")
-        and _end_of(inspection) > since
+        and _end_of(inspection) > written(at - _YOUNG)
+        and inspection["metadata"]["creationTimestamp"] > max(ends, default="")
     ]
     return max(same, key=_end_of, default=None)
 

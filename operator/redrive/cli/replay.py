@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from redrive.api import API_VERSION, Body
-from redrive.cli.cluster import Cluster, ObjectNotFoundError
+from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import (
     HAS_FINDINGS,
     NOT_FINISHED,
@@ -250,7 +250,10 @@ def follow(replay: str, timeout: float | None, output: str | None, flags: Cluste
     if is_plan(body) and "InReview" in conditions_of(body) and sys.stdin.isatty():
         policy = PolicyKey.of(body)
         kind = POLICIES if policy.kind == POLICIES.kind else ROCKETMQ_POLICIES
-        owner = cluster.get(kind, policy.namespace, policy.name)
+        try:
+            owner = cluster.get(kind, policy.namespace, policy.name)
+        except (NotPermittedError, ObjectNotFoundError):
+            owner = {}  # the names of its topics are not shown then
         say("\n".join(pairs(plan_fields(body, owner))))
         confirmed_body = _confirmed(cluster, body)
         if confirmed_body is None:
@@ -411,12 +414,13 @@ def _shown_history(counts: Sequence[Body]) -> str:
 
 def _destination(target: Body, policy: Body) -> str:
     """Return the target of a plan, with the name of its topic."""
+    kind = target.get("type") or "Retry"
     topics = {
         "Retry": (policy.get("status") or {}).get("retryTopic"),
-        "Source": policy["spec"].get("topic"),
+        "Source": (policy.get("spec") or {}).get("topic"),
         "Topic": target.get("topic"),
     }
-    return "   ".join(filter(None, (target["type"], topics[target["type"]])))
+    return "   ".join(filter(None, (kind, topics[kind])))
 
 
 def plan_fields(plan: Body, policy: Body) -> Iterator[tuple[str, object]]:
@@ -441,12 +445,11 @@ def plan_fields(plan: Body, policy: Body) -> Iterator[tuple[str, object]]:
         yield "in batches", f"{counts['batched']}; those acknowledged one by one are moved again"
     if "until" in select:
         yield "dead before", local_time(select["until"], now())
-    target = spec["target"]
     seconds = preview.get("estimatedSeconds")
     time_needed = "" if seconds is None else f"   about {age(seconds)}"
     limit = spec.get("rateLimit")
     rate = "unlimited" if limit is None else f"at most {limit['messages']} in {limit['per']}"
-    yield "target", _destination(target, policy)
+    yield "target", _destination(spec.get("target") or {}, policy)
     yield "rate", f"{rate}{time_needed}"
     if review := run.get("review"):
         yield "in review", f"ends at {local_time(review['expiryTime'], now())}"

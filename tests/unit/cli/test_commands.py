@@ -134,6 +134,15 @@ def test_replay_with_plan_moves_nothing_even_with_yes(
     assert plan["spec"]["mode"] == "Plan"
 
 
+@pytest.mark.parametrize("spec", [{}, {"target": None}, {"target": {}}])
+def test_plan_without_target_shows_the_default(spec: Body) -> None:
+    """A Replay in review that came from Git may name none."""
+    plan = {"spec": spec, "status": {"run": {"counts": {"left": 1}}}}
+    fields = dict(replay_command.plan_fields(plan, {"status": {"retryTopic": "retries"}}))
+    assert fields["target"] == "Retry   retries"
+    assert dict(replay_command.plan_fields(plan, {}))["target"] == "Retry"
+
+
 def test_replay_offers_all_confirmations_of_the_api() -> None:
     types = {option.name: option.type for option in replay_command.replay.params}
     offered = types["confirmations"]

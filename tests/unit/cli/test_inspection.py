@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, cast
@@ -25,7 +26,7 @@ from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReadi
 from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import seal
 from redrive.inspection.summary import Summary, count_of
-from redrive.kube.resources import INSPECTIONS, ROCKETMQ_POLICIES, Resource
+from redrive.kube.resources import INSPECTIONS, POLICIES, ROCKETMQ_POLICIES, Resource
 from redrive.policy.envelope import (
     CAUSE_FINGERPRINT,
     CAUSE_MESSAGE,
@@ -649,3 +650,56 @@ def test_inspection_of_unknown_ids_says_so() -> None:
     run = {"totalEntries": 3, "messages": 0, "matched": 0}
     (line,) = inspection_run.summary_of(cast("InspectionRequest", words), run)
     assert line == "no dead letters with these ids: replayed, expired, or never there"
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "replays", "is_shown"),
+    [
+        (50, 10, [], True),
+        (50, 10, [55], True),
+        (50, 10, [55, 20], False),
+        (50, 10, [None], False),
+        (100, 70, [], False),
+    ],
+    ids=["young", "after a Replay", "Replay meanwhile", "Replay runs", "old"],
+)
+def test_summary_is_shown_again_unless_a_replay_ran_since(
+    began: int, ended: int, replays: list[int | None], *, is_shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Times are in seconds before now; None for a Replay that has not ended."""
+    at = output.now()
+
+    def ago(seconds: int | None) -> str:
+        return "" if seconds is None else output.written(at - timedelta(seconds=seconds))
+
+    inspection: Body = {
+        "metadata": {"creationTimestamp": ago(began)},
+        "spec": {"policyRef": {"name": "orders"}, "from": "DeadLetter"},
+        "status": {"completionTime": ago(ended), "run": {"matched": 5}},
+    }
+    listed: list[Body] = [
+        {"spec": {}, "status": {"completionTime": ago(seconds)}} for seconds in replays
+    ]
+
+    class Listing:
+        namespace = "shop"
+
+        def list(self, kind: Resource, _: str, **__: str) -> list[Body]:
+            return [inspection] if kind is INSPECTIONS else listed
+
+    monkeypatch.setattr(inspection_run, "Cluster", lambda _: Listing())
+    request: Any = SimpleNamespace(
+        flags=None, policy="orders", kind=POLICIES, source=SimpleNamespace(value="DeadLetter"),
+        select={}, reads_all=False,
+    )  # fmt: skip
+    assert (inspection_run.young_summary(request) is inspection) is is_shown
+
+
+def test_id_of_another_broker_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY, "utf-8")
+    assert main(["peek", str(path), *DIRECT, "--id", "broker-a:0:17"]) == 1
+    assert "must be ids of the kind of broker of the policy" in capsys.readouterr().err
