@@ -10,6 +10,7 @@ import builtins
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
@@ -17,9 +18,11 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from http import HTTPStatus
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote_plus, urlencode
 
@@ -31,7 +34,6 @@ from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.output import clean, say
 from redrive.errors import RedriveError
-from redrive.kube.library import hollow
 from redrive.kube.resources import (
     APPROVALS,
     CONNECTIONS,
@@ -523,14 +525,28 @@ def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:
 
 @cache
 def _loaders() -> tuple[Any, Any]:
-    """Import the loaders of kubeconfigs and of pods without the models of the client."""
+    """Import the loaders of kubeconfigs and of pods without the models of the client.
+
+    Meanwhile hollow modules are in the place of the two packages that would import the models.
+    """
     loaders = "kubernetes.config.kube_config", "kubernetes.config.incluster_config"
-    with hollow("kubernetes", "kubernetes.client") as package:
-        if package is not None:
+    hollow = () if "kubernetes" in sys.modules else ("kubernetes", "kubernetes.client")
+    try:
+        for name in hollow:
+            spec = find_spec(name)
+            if spec is None:
+                raise ModuleNotFoundError(f"no module {name}", name=name)
+            module: Any = ModuleType(name)
+            module.__path__ = spec.submodule_search_locations
+            sys.modules[name] = module
+        if hollow:
             configuration = import_module("kubernetes.client.configuration")
-            package.Configuration = configuration.Configuration
-            package.ApiClient = _api_client
+            module.Configuration = configuration.Configuration
+            module.ApiClient = _api_client
         loader, pod = map(import_module, loaders)
+    finally:
+        for name in hollow:
+            sys.modules.pop(name, None)
     return loader, pod
 
 

@@ -17,6 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import aiohttp
+from kubernetes.aio import client, config
 
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, guarding
@@ -25,7 +26,6 @@ from redrive.admin.proxies import proxy_for
 from redrive.api import Body
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.library import client_library
 from redrive.kube.resources import Key, Resource, keep_of
 from redrive.reasons import Reason
 
@@ -78,7 +78,7 @@ class Kubernetes:
     """Time of the latest answer by the clock of the API server, in whole seconds; None if the
     answer had none."""
 
-    def __init__(self, api: Any) -> None:  # noqa: ANN401  an ApiClient of the library
+    def __init__(self, api: client.ApiClient) -> None:
         self._api = api
         self._slots = FairSlots(CALLS, OF_NAMESPACE)
 
@@ -94,19 +94,21 @@ class Kubernetes:
             NoCluster: there is neither.
             ProxyInvalid: the proxy in the environment cannot be used.
         """
-        library, loader = client_library(in_pod=is_in_cluster())
-        configuration = library.Configuration()
+        configuration = client.Configuration()
         # aiohttp's own evaluation of the environment ignores networks, reads .netrc, and takes a
         # tenth of the operator's time.
         configuration.client_session_kwargs = {"trust_env": False}
         try:
             if is_in_cluster():
-                loader.load_incluster_config(client_configuration=configuration)
+                config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=configuration
+                )
             else:
                 # The library evaluates the variable only at its import.
-                file = os.environ.get("KUBECONFIG")
-                await loader.load_kube_config(file, client_configuration=configuration)
-        except loader.ConfigException as error:
+                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
+                )
+        except config.ConfigException as error:
             raise Reason.NO_CLUSTER.error(
                 "no Kubernetes cluster is configured",
                 got=str(error),
@@ -115,7 +117,7 @@ class Kubernetes:
         configuration.proxy = configuration.proxy or proxy_for(configuration.host)
         if fence is not None:
             configuration.trace_configs = [guarding(fence)]
-        async with library.ApiClient(configuration) as api:
+        async with client.ApiClient(configuration) as api:
             api.user_agent = COMPONENT
             yield cls(api)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -14,6 +17,7 @@ from types import FunctionType
 from urllib.parse import unquote
 
 import pytest
+import trustme
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
@@ -546,3 +550,28 @@ async def test_namespace_labels_are_read_at_start(
     async with asyncio.timeout(60), Context.open(settings_for()) as ctx:
         assert ctx.namespaces.of("uses-selecting") == {"team": "shop"}
         assert read == [Key("", "uses-selecting")]
+
+
+def test_pod_connects_by_its_service_account(tmp_path: Path) -> None:
+    """A process of its own: tests have a kubeconfig, and have imported the library."""
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("token", "utf-8")
+    trustme.CA().cert_pem.write_to_path(str(authority))
+    code = f"""
+import asyncio
+from redrive.kube.client import Kubernetes
+from kubernetes.aio.config import incluster_config
+incluster_config.SERVICE_TOKEN_FILENAME = {str(token)!r}
+incluster_config.SERVICE_CERT_FILENAME = {str(authority)!r}
+async def connect():
+    async with Kubernetes.connect() as connected:
+        print(type(connected).__name__)
+asyncio.run(connect())
+"""
+    environment = {name: text for name, text in os.environ.items() if name != "KUBECONFIG"}
+    pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment | pod, check=True, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert ran.stdout == "Kubernetes\n"
