@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from redrive.reading import broker, session
-from redrive.replay import mover, sending
+from redrive.replay import sending
 from redrive.replay.job import run as runs
 from redrive.replay.ledger import FencedError
 from tests.chaos.proxy import Proxy, answering
@@ -39,7 +39,7 @@ def test_refusals_are_recorded_before_a_task_gives_up(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each refusal uses up attempts of its task; the next task resumes behind it."""
-    monkeypatch.setattr(mover, "MAX_TRIES", 5)
+    monkeypatch.setattr(sending, "MAX_TRIES", 5)
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(sending, "ALONE_SECONDS", 1.5)
     provisioned = provision_policy()
