@@ -259,7 +259,8 @@ class _Partition:
     """
 
     __slots__ = (
-        "_marks", "batched", "delivered_after", "highest", "last", "next_mark", "received",
+        "_changing", "_marks", "batched", "delivered_after", "highest", "last", "next_mark",
+        "received",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -269,17 +270,22 @@ class _Partition:
         self.delivered_after = 0.0
         self.batched = False
         self._marks: deque[tuple[int, float]] = deque()
+        self._changing = threading.Lock()  # several workers may receive at a time
 
     def mark(self, now: float, queue: int) -> None:
         """Note when so many messages had been received."""
-        self._marks.append((self.received, now))
-        self.next_mark = self.received + queue // _MARKS_A_QUEUE + 1
-        while len(self._marks) > 1 and self._marks[1][0] <= self.received - queue - LARGEST_BATCH:
-            self._marks.popleft()
+        with self._changing:
+            self._marks.append((self.received, now))
+            self.next_mark = self.received + queue // _MARKS_A_QUEUE + 1
+            past = self.received - queue - LARGEST_BATCH
+            while len(self._marks) > 1 and self._marks[1][0] <= past:
+                self._marks.popleft()
 
     def moment_before(self, messages: int) -> float:
         """Return a moment at which the last *messages* were not yet received; 0 if unknown."""
-        moments = [at for received, at in self._marks if received <= self.received - messages]
+        past = self.received - messages
+        with self._changing:
+            moments = [at for received, at in self._marks if received <= past]
         return max(moments, default=0.0)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pulsar
@@ -179,3 +181,23 @@ def test_connection_is_not_older_than_a_queue_of_messages(
     assert arrive(2).delivered_after == again.delivered_after  # of the same connection
     arrivals.was_empty(now)
     assert arrive(1).delivered_after == now
+
+
+def test_several_workers_note_messages_of_a_partition() -> None:
+    """Some workers read the marks that others add and remove."""
+    noted = Arrivals("orders", queue=9)
+    forward = [message_of((1, entry, -1), partition=0) for entry in range(1, 20_000)]
+    again = [message_of((1, 0, -1), partition=0)] * len(forward)
+
+    def note(received: Sequence[BurstMessage]) -> None:
+        for message in received:
+            noted.one(message)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor() as workers:
+            list(workers.map(note, [forward, again] * 2))  # raises an error of a worker
+    finally:
+        sys.setswitchinterval(interval)
+    assert noted.received >= len(forward)
