@@ -57,6 +57,7 @@ from redrive.cli.replays import (
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube.resources import (
     POLICIES,
+    POLICY_KINDS,
     REPLAYS,
     REQUESTED_BY,
     ROCKETMQ_POLICIES,
@@ -249,9 +250,8 @@ def follow(replay: str, timeout: float | None, output: str | None, flags: Cluste
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     if is_plan(body) and "InReview" in conditions_of(body) and sys.stdin.isatty():
         policy = PolicyKey.of(body)
-        kind = POLICIES if policy.kind == POLICIES.kind else ROCKETMQ_POLICIES
         try:
-            owner = cluster.get(kind, policy.namespace, policy.name)
+            owner = cluster.get(POLICY_KINDS[policy.kind], policy.namespace, policy.name)
         except (NotPermittedError, ObjectNotFoundError):
             owner = {}  # the names of its topics are not shown then
         say("\n".join(pairs(plan_fields(body, owner))))

@@ -162,9 +162,8 @@ async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
         KubernetesError: the API server refuses.
     """
     reference = PolicyKey.of(replay)
-    kinds = {kind.kind: kind for kind in (resources.POLICIES, resources.ROCKETMQ_POLICIES)}
     policy = ctx.find_policy(reference)
-    owner = kinds[reference.kind]
+    owner = resources.POLICY_KINDS[reference.kind]
     owners = [] if policy is None else [resources.owner_reference(owner, policy)]
     label, value = MANAGED
     body = {
