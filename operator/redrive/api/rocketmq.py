@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -75,55 +75,39 @@ NamePattern = Annotated[
 ]
 
 
-_SYSTEM_TOPIC = (
-    "^((rmq_sys_|RMQ_SYS_|redrive-ledger-).*|TBW102|SCHEDULE_TOPIC_XXXX|BenchmarkTest|"
-    "SELF_TEST_TOPIC|TRANS_CHECK_MAX_TIME_TOPIC|OFFSET_MOVED_EVENT|CHECKPOINT_TOPIC)$"
-)
-_NO_SYSTEM_TOPIC = model.Rule(
-    f"!self.matches('{_SYSTEM_TOPIC}')",
+def _not_of_broker(
+    names: str, problem: str, remedy: str
+) -> tuple[model.Rule, Callable[[str], str]]:
+    """Return the rule that a name is not reserved, and its check in Python.
+
+    Args:
+        names: pattern of reserved names.
+        problem: problem of such a name.
+        remedy: its remedy.
+    """
+    rule = model.Rule(f"!self.matches('^({names})$')", problem, remedy, got=model.QUOTED)
+
+    def check(name: str) -> str:
+        if re.fullmatch(names, name):
+            raise rule.error(name)
+        return name
+
+    return rule, check
+
+
+_NO_SYSTEM_TOPIC, queue_topic = _not_of_broker(
+    "(rmq_sys_|RMQ_SYS_|redrive-ledger-).*|TBW102|SCHEDULE_TOPIC_XXXX|BenchmarkTest|"
+    "SELF_TEST_TOPIC|TRANS_CHECK_MAX_TIME_TOPIC|OFFSET_MOVED_EVENT|CHECKPOINT_TOPIC",
     "a topic must not be one of the broker, or a ledger of redrive",
     "use a topic of an application",
-    got=model.QUOTED,
 )
-
-
-def queue_topic(name: str) -> str:
-    """Return the name of a topic of RocketMQ that an application may use.
-
-    Raises:
-        InvalidSpecError: the broker or redrive uses the name.
-    """
-    if re.fullmatch(_SYSTEM_TOPIC, name):
-        raise _NO_SYSTEM_TOPIC.error(name)
-    return name
-
-
-APPLICATION_TOPIC = _NO_SYSTEM_TOPIC, AfterValidator(model.refusing(queue_topic))
-
-
-_SYSTEM_GROUP = (
-    "^(CID_(RMQ_SYS_|ONSAPI_|ONS-HTTP-PROXY).*|SELF_TEST_C_GROUP|"
-    "(DEFAULT|FILTERSRV|SCHEDULE|TOOLS|__MONITOR)_CONSUMER)$"
-)
-_NO_SYSTEM_GROUP = model.Rule(
-    f"!self.matches('{_SYSTEM_GROUP}')",
+_NO_SYSTEM_GROUP, _queue_group = _not_of_broker(
+    "CID_(RMQ_SYS_|ONSAPI_|ONS-HTTP-PROXY).*|SELF_TEST_C_GROUP|"
+    "(DEFAULT|FILTERSRV|SCHEDULE|TOOLS|__MONITOR)_CONSUMER",
     "a group must not be one of the broker",
     "use a group of an application",
-    got=model.QUOTED,
 )
-
-
-def _queue_group(name: str) -> str:
-    """Return the name of a group of RocketMQ that an application may use.
-
-    Raises:
-        InvalidSpecError: the broker uses the name.
-    """
-    if re.fullmatch(_SYSTEM_GROUP, name):
-        raise _NO_SYSTEM_GROUP.error(name)
-    return name
-
-
+APPLICATION_TOPIC = _NO_SYSTEM_TOPIC, AfterValidator(model.refusing(queue_topic))
 _APPLICATION_GROUP = _NO_SYSTEM_GROUP, AfterValidator(model.refusing(_queue_group))
 
 
