@@ -146,6 +146,7 @@ class Arrivals:
         self._monotonic = monotonic
         self._alone = Burst(topic, 1, None)
         self._alone.alone = True
+        self._noting = threading.Lock()  # several workers may receive at a time
         self._partitions: dict[int, _Partition] = {}
         self._by_ledger: dict[int, _Partition] = {}
         self._empty_at = monotonic()
@@ -224,20 +225,19 @@ class Arrivals:
         self._empty_at = at
 
     def _is_new(self, partition: _Partition, first: Place, last: Place, count: int) -> bool:
-        if self.queue and first <= partition.last:
-            waited = self.queue + (LARGEST_BATCH if partition.batched else 0)
-            partition.delivered_after = max(self._empty_at, partition.moment_before(waited))
-        self.received += count
-        partition.received += count
-        if self.queue and partition.received >= partition.next_mark:
-            partition.mark(self._monotonic(), self.queue)
-        partition.batched = partition.batched or last[2] >= 0
-        partition.last = last
-        if first <= partition.highest:
+        with self._noting:
+            if self.queue and first <= partition.last:
+                waited = self.queue + (LARGEST_BATCH if partition.batched else 0)
+                partition.delivered_after = max(self._empty_at, partition.moment_before(waited))
+            self.received += count
+            partition.received += count
+            if self.queue and partition.received >= partition.next_mark:
+                partition.mark(self._monotonic(), self.queue)
+            partition.batched = partition.batched or last[2] >= 0
+            partition.last = last
+            is_new = first > partition.highest
             partition.highest = max(partition.highest, last)
-            return False
-        partition.highest = last
-        return True
+            return is_new
 
     def _partition(self, ledger: int, message_id: pulsar.MessageId) -> _Partition:
         """Return the partition of a *ledger*, whose number no other topic has."""
@@ -259,8 +259,7 @@ class _Partition:
     """
 
     __slots__ = (
-        "_changing", "_marks", "batched", "delivered_after", "highest", "last", "next_mark",
-        "received",
+        "_marks", "batched", "delivered_after", "highest", "last", "next_mark", "received",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -270,22 +269,17 @@ class _Partition:
         self.delivered_after = 0.0
         self.batched = False
         self._marks: deque[tuple[int, float]] = deque()
-        self._changing = threading.Lock()  # several workers may receive at a time
 
     def mark(self, now: float, queue: int) -> None:
         """Note when so many messages had been received."""
-        with self._changing:
-            self._marks.append((self.received, now))
-            self.next_mark = self.received + queue // _MARKS_A_QUEUE + 1
-            past = self.received - queue - LARGEST_BATCH
-            while len(self._marks) > 1 and self._marks[1][0] <= past:
-                self._marks.popleft()
+        self._marks.append((self.received, now))
+        self.next_mark = self.received + queue // _MARKS_A_QUEUE + 1
+        while len(self._marks) > 1 and self._marks[1][0] <= self.received - queue - LARGEST_BATCH:
+            self._marks.popleft()
 
     def moment_before(self, messages: int) -> float:
         """Return a moment at which the last *messages* were not yet received; 0 if unknown."""
-        past = self.received - messages
-        with self._changing:
-            moments = [at for received, at in self._marks if received <= past]
+        moments = [at for received, at in self._marks if received <= self.received - messages]
         return max(moments, default=0.0)
 
 

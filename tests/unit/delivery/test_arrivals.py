@@ -12,7 +12,7 @@ import pulsar
 import pytest
 
 from redrive.delivery import arrivals
-from redrive.delivery.arrivals import LARGEST_BATCH, Arrivals, Burst, Run, SettledRuns
+from redrive.delivery.arrivals import LARGEST_BATCH, Arrivals, Burst, Run, SettledRuns, place_of
 from redrive.policy.naming import TopicName
 from tests.support.fake_client import BurstMessage
 
@@ -183,21 +183,23 @@ def test_connection_is_not_older_than_a_queue_of_messages(
     assert arrive(1).delivered_after == now
 
 
-def test_several_workers_note_messages_of_a_partition() -> None:
-    """Some workers read the marks that others add and remove."""
-    noted = Arrivals("orders", queue=9)
-    forward = [message_of((1, entry, -1), partition=0) for entry in range(1, 20_000)]
-    again = [message_of((1, 0, -1), partition=0)] * len(forward)
+@pytest.mark.parametrize("queue", [0, 9])
+def test_several_workers_note_messages_of_a_partition(queue: int) -> None:
+    """The highest id never falls, and marks are read while others are added."""
+    noted = Arrivals("orders", queue=queue)
+    forward = [message_of((1, entry, -1)) for entry in range(1, 5_000)]
+    again = [message_of((1, 0, -1))] * len(forward)
 
     def note(received: Sequence[BurstMessage]) -> None:
         for message in received:
             noted.one(message)
+            assert noted.highest >= place_of(message.message_id())
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor() as workers:
-            list(workers.map(note, [forward, again] * 2))  # raises an error of a worker
+            list(workers.map(note, [forward, again, again, again]))  # raises an error of a worker
     finally:
         sys.setswitchinterval(interval)
-    assert noted.received >= len(forward)
+    assert noted.received == 4 * len(forward)
