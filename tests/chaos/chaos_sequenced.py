@@ -104,7 +104,7 @@ def consume_and_kill(
         killed.kill()
         killed.communicate()
         processes.append(start())
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
     for process in processes:
         process.terminate()
         output, _ = process.communicate(timeout=180)

@@ -28,7 +28,8 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.deduplication import await_deduplication, enable_deduplication
 from tests.support.namespaces import PolicyNamespace, grant_all
-from tests.support.subscriptions import drain, stats
+from tests.support.subscriptions import drain, stats, tell
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,16 @@ class ProvisionedPolicy:
         if not partitions:
             return sum(map(self.backlog, topics))
         return sum(self.backlog(topic.partition(n)) for topic in topics for n in range(partitions))
+
+    def wait_until_settled(self, seconds: float = 180.0) -> None:
+        """Wait until no message is unsettled; else fail with the cursors of both topics."""
+        try:
+            wait_until(lambda: not self.unsettled(), seconds)
+        except AssertionError as error:
+            for topic in (self.policy.topic, self.policy.retry_topic):
+                cursors = tell(self.broker, topic, "internalStats")["cursors"]
+                error.add_note(f"{topic}: {cursors[self.policy.subscription]}")
+            raise
 
     def unload(self) -> None:
         """Move the consumed topics: the broker redelivers in-flight messages."""

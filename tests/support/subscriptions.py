@@ -30,10 +30,15 @@ def _ask(broker: Broker, topic: TopicName, resource: str) -> Answer:
 
 
 def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]:
-    """Return the statistics of a subscription, summed over partitions."""
-    answer = _ask(broker, topic, "stats")
+    """Return the statistics of a subscription, summed over partitions.
+
+    The backlog is counted, as the operator has it: the number that the broker keeps of its own can
+    stay wrong (https://github.com/apache/pulsar/pull/25047).
+    """
+    query = "?getPreciseBacklog=true"
+    answer = _ask(broker, topic, f"stats{query}")
     if answer.status == HTTPStatus.NOT_FOUND:  # only topics without partitions have these
-        answer = _ask(broker, topic, "partitioned-stats")
+        answer = _ask(broker, topic, f"partitioned-stats{query}")
     answer.check(f"tell the statistics of {topic}")
     statistics: dict[str, Any] = json.loads(answer.body)["subscriptions"][subscription]
     return statistics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,7 +26,7 @@ def pauses(seconds: float = 180.0, first: float = 0.1) -> Iterator[None]:
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 180.0, every: float = 0.1) -> None:
-    """Wait until *holds* returns True; fail after a long time.
+    """Wait until *holds* returns True; fail after a long time, and show what all threads do.
 
     Args:
         every: the first pause between two calls; each is a tenth longer than the one before.
@@ -33,4 +34,5 @@ def wait_until(holds: Callable[[], object], seconds: float = 180.0, every: float
     for _ in pauses(seconds, every):
         if holds():
             return
+    faulthandler.dump_traceback()
     raise AssertionError(f"not within {seconds:g} s")

@@ -179,7 +179,7 @@ def test_both_read_large_messages_that_the_other_has_sent_on(
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
     assert dead_letter_in_java(provisioned, java_client(provisioned, SUPERUSER)).value == payload
-    wait_until(lambda: provisioned.unsettled() == 0)
+    provisioned.wait_until_settled()
 
 
 def test_both_name_the_messages_of_a_batch_alike(
@@ -234,7 +234,7 @@ def test_java_with_json_schema_works_once_schema_is_copied(
     assert dead.value.getRetentionTimeInMinutes() == 7
     assert dead.properties["RECONSUMETIMES"] == "3"
     in_java.close()
-    wait_until(lambda: provisioned.unsettled() == 0)
+    provisioned.wait_until_settled()
 
 
 def test_retry_topic_of_plain_bytes_refuses_java_json(

@@ -18,7 +18,6 @@ from tests.contract.java.test_java import dead_letter_in_java
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.schemas import enforce
-from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.xdist_group("java"),
@@ -111,7 +110,7 @@ def test_java_reads_messages_sent_on_by_python(
 
     dead = dead_letter_in_java(provisioned, producing, schema)
     assert (text(dead.value), dead.properties["RECONSUMETIMES"]) == (text(value), "4")
-    wait_until(lambda: provisioned.unsettled() == 0)
+    provisioned.wait_until_settled()
 
 
 def test_later_reader_decodes_retry_by_its_written_version(

@@ -27,5 +27,5 @@ def test_chunks_of_a_dead_producer_leave_the_backlog(
     consumer = provisioned.consumer()
     assert receive_all(consumer, 12) == alive.contents
     wait_until(lambda: provisioned.unsettled() == 24)
-    wait_until(lambda: not provisioned.unsettled(), 400)
+    provisioned.wait_until_settled(400)
     assert consumer.receive(0) is None

@@ -72,7 +72,7 @@ def settle_retried(
     assert again.properties()["RECONSUMETIMES"] == str(attempts)
     consumer.acknowledge(again)
     consumer.close()
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_refused_hop_is_handled_again_if_configured(
@@ -430,4 +430,4 @@ time.sleep(170)
         for message in again:
             consumer.acknowledge(message)
         assert consumer.receive(1, MINUTE, timedelta(seconds=0.5)) == []
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()

@@ -131,7 +131,7 @@ def test_forked_consumer_refuses_use_and_parent_continues(
     refused, handled = outcomes(start_program, provisioned, program)
     assert refused == REFUSED[kind]
     assert handled == contents
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_fork_beside_workers_ends_and_leaves_the_parent_alone(

@@ -18,7 +18,6 @@ from redrive import BroadcastConsumer, RetryProducer
 from tests.support.documented import CONSUME, FORKS, PROBES, PRODUCE, block
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.user_programs import StartProgram, start_program
-from tests.support.waiting import wait_until
 
 __all__ = ["start_program"]
 
@@ -76,7 +75,7 @@ def handle(message):
         os.kill(int(child), signal.SIGTERM)
     output, _ = process.communicate(timeout=180)
     assert (process.returncode, output) == (0, "")
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_the_example_of_producing_sends_its_message(

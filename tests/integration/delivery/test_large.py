@@ -84,7 +84,7 @@ def test_a_large_message_is_retried_and_dead_lettered_whole(
     [dead] = provisioned.dead_letters(1)
     assert dead.data() == payload
     assert {"REDRIVE_CAUSE_MESSAGE", "REDRIVE_CAUSE_TRACE"} <= dead.properties().keys()
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_large_messages_that_are_sent_on_side_by_side_all_arrive(
@@ -159,7 +159,7 @@ def test_chunks_of_many_applications_are_all_put_together(
     applications.send()
     consumer = provisioned.consumer()
     assert receive_all(consumer, 24) == applications.contents
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.FAILOVER])
@@ -178,7 +178,7 @@ def test_chunks_beyond_the_limit_come_again(
     events: list[Event] = []
     consumer = provisioned.consumer(on_event=events.append)
     assert receive_all(consumer, 24) == applications.contents
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
     if kind is SubscriptionType.SHARED:  # of the other no broker counts redeliveries
         topic = str(provisioned.policy.topic)
         late = {(Name.COPY_DROPPED, topic)}  # to a slow broker, which delivered it again
@@ -229,7 +229,7 @@ def test_chunks_before_and_after_an_unload_are_put_together(
     applications._producer = producer  # noqa: SLF001
     applications.send(2, 3)
     assert receive_all(consumer, 3) == applications.contents
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_chunks_of_departed_consumer_need_an_unload(
@@ -254,5 +254,5 @@ def test_chunks_of_departed_consumer_need_an_unload(
     wait_until(lambda: stranded() == provisioned.unsettled() == 9)
     provisioned.unload()
     assert receive_all(remaining, 3) == applications.contents
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
     assert stranded() == 0

@@ -17,7 +17,6 @@ from redrive.reading.positions import encode_nested
 from tests.support.documented import original
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_producer import SCHEMA_VERSION, RawProducer, raw_producer
-from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 RAW = {b"order": b"7", b"customer": b"M\xfcller", b"\xff\xfe": b"\x00"}
@@ -60,7 +59,7 @@ def test_messages_without_copies_do_not_stop_others(
     consumer = provisioned.consumer(on_event=events.append)
     running = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 4})
     running.start()
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
     consumer.close()
     running.join()
 
@@ -106,7 +105,7 @@ def test_message_with_metadata_too_big_is_dead_lettered_whole(
     assert (restored_key, restored) == (key, payload)
     assert dead_letter.properties()["REDRIVE_NOT_COPIED"] == "TooBig"
     assert dead_letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] == id_text(message_id)
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_large_value_that_is_no_text_precedes_the_payload(
@@ -125,7 +124,7 @@ def test_large_value_that_is_no_text_precedes_the_payload(
     assert (raw[b"big"], raw[b"small"], payload) == (value, b"1", b"content")
     assert dead_letter.properties()["REDRIVE_NOT_COPIED"] == "Unreadable"
     assert dead_letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.REQUESTED
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_uncopyable_message_waits_for_a_refused_dead_letter(
@@ -143,7 +142,7 @@ def test_uncopyable_message_waits_for_a_refused_dead_letter(
     assert [(event.event, event.reason) for event in events] == [(Name.UNSENT, "NotSent")]
     assert provisioned.unsettled() == 1
     provisioned.accept(provisioned.policy.dead_letter_topic)
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
     assert original(provisioned.dead_letters(1)[0])[0].items() >= RAW.items()
 
 
@@ -163,4 +162,4 @@ def test_message_without_copy_is_retried_in_place_if_discarding(
     assert [event.event for event in events] == [
         Name.RETRIED_IN_PLACE, Name.RETRIED_IN_PLACE, Name.DISCARDED
     ]  # fmt: skip
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()

@@ -28,7 +28,6 @@ from sandbox.pulsar import SUPERUSER
 from tests.support.awake_time import awake_time
 from tests.support.messages import receive_until_quiet
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 
@@ -83,7 +82,7 @@ def test_failing_message_climbs_the_ladder_to_a_dead_letter(
         "REDRIVE_DEAD_REASON": "RetriesExhausted",
     }
     consumer.close()
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_retry_waits_for_the_requested_delay(provision_policy: ProvisionPolicy) -> None:

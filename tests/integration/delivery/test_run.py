@@ -176,7 +176,7 @@ def test_timed_out_handler_fails_and_late_success_is_ignored(
     assert events.count("redrive.late_success") == 2
     (dead,) = provisioned.dead_letters(1)
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
-    wait_until(lambda: not provisioned.unsettled())
+    provisioned.wait_until_settled()
 
 
 def test_workers_share_the_messages_and_each_is_handled_once(
