@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 
-import kopf
-
 from redrive.admin.http import Http
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -51,7 +49,7 @@ async def operator_in_process(
         missing=(),
     )
     watch = asyncio.create_task(_show(kubernetes, ctx))
-    stoppables = handlers.register(kopf.OperatorRegistry(), ctx)
+    stoppables = handlers.start(ctx)
     try:
         yield ctx
     finally:

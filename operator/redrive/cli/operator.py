@@ -35,6 +35,7 @@ from redrive.api import LauncherName
 from redrive.errors import NOTHING, RedriveError
 from redrive.inspection import controller as inspection
 from redrive.kube import informer, logs
+from redrive.kube.cache import Cache
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
@@ -176,7 +177,9 @@ async def serve(
     ):
         registry = kopf.OperatorRegistry()
         journeys = (provision, replay, inspection)
-        stoppables = [part for journey in journeys for part in journey.register(registry, ctx)]
+        stoppables = [part for journey in journeys for part in journey.start(ctx)]
+        for kind, cache in ctx.caches.items():
+            kopf.on.event(*kind.address, registry=registry)(partial(_take_event, cache))
 
         def end() -> None:
             nonlocal signalled
@@ -222,6 +225,10 @@ async def serve(
         )
     logger.info("redrive has stopped")
     return not signalled
+
+
+async def _take_event(cache: Cache, event: kopf.RawEvent, **_: object) -> None:
+    cache.on_event(event)
 
 
 async def _supervise(

@@ -15,8 +15,6 @@ from itertools import filterfalse
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-import kopf
-
 from redrive.api import Body
 from redrive.api.conditions import Condition, ended, failed, progressing, ready, written
 from redrive.api.connection import Destination
@@ -90,8 +88,8 @@ class _Shown(NamedTuple):
     fields: dict[str, Any]
 
 
-def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
-    """Register the handlers of Inspections, and enqueue all of them.
+def start(ctx: Context) -> tuple[Controller, ...]:
+    """Follow the caches of this journey, and enqueue all Inspections.
 
     Returns:
         The controllers, which the caller has to stop in the end.
@@ -102,11 +100,6 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
         lambda key: reconcile(key, ctx, launching.setdefault(key.namespace, asyncio.Lock())),
         partition_key=lambda key: key.namespace,
     )
-
-    @kopf.on.event(*resources.INSPECTIONS.address, registry=registry)
-    async def inspection(event: kopf.RawEvent, **_: object) -> None:
-        ctx.inspections.on_event(event)
-
     _listen(ctx, controller)
     for body in ctx.inspections:
         controller.enqueue(Key.of(body))

@@ -1,8 +1,7 @@
-"""Events of the Kubernetes API, and the work queues that they fill.
+"""Work queues of policies and connections, and the changes of caches that fill them.
 
-`register` connects kopf to the caches; it is the only user of kopf in this journey. `Queues`
-enqueues the objects that a change of a cache may affect. It decides nothing about them: the
-`Controller`s reconcile.
+kopf's watches fill the caches, see `cli/operator.py`. `Queues` enqueues the objects that a change
+of a cache may affect. It decides nothing about them: the `Controller`s reconcile.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
-import kopf
-
 from redrive.admin.errors import AuthenticationFailedError
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, is_new, is_progressing, is_ready, is_settled, reason
 from redrive.kube import resources
-from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import connection_at, connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
@@ -43,21 +40,14 @@ class Stoppable(Protocol):
         """Stop the task, and wait for its end."""
 
 
-WATCHED = (
-    resources.POLICIES, resources.ROCKETMQ_POLICIES, resources.CONNECTIONS, resources.CONFIG_MAPS
-)  # fmt: skip
-
-
-def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, ...]:
-    """Register the handlers of this journey, and enqueue the objects that need a reconcile.
+def start(ctx: Context) -> tuple[Stoppable, ...]:
+    """Follow the caches of this journey, and enqueue the objects that need a reconcile.
 
     Returns:
         The tasks that the caller must stop.
     """
     queues = Queues(ctx)
     queues.listen()
-    for kind in WATCHED:
-        kopf.on.event(*kind.address, registry=registry)(partial(_take_event, ctx.caches[kind]))
     queues.enqueue_unsettled()
     poller = DriftPoller(
         queues.facts, queues.stalls, queues.policies.enqueue, queues.connections.enqueue
@@ -71,10 +61,6 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
         queues.connections,
         *queues.deletion_events,
     )
-
-
-async def _take_event(cache: Cache, event: kopf.RawEvent, **_: object) -> None:
-    cache.on_event(event)
 
 
 PROBE_PAUSE_SECONDS = 5.0

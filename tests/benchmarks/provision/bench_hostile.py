@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import kopf
-
 from redrive.api import Body
 from redrive.api.conditions import is_settled
 from redrive.inspection import controller as inspection
@@ -55,8 +53,8 @@ async def delays(hostile: int) -> list[Figure]:
         async with operator(kubernetes) as ctx:
             settings = replace(ctx.settings, replay_template=Key("redrive", "replay"))
             runs_replays = replace(ctx, settings=settings)
-            (replays,) = replay.register(kopf.OperatorRegistry(), runs_replays)
-            (inspections,) = inspection.register(kopf.OperatorRegistry(), runs_replays)
+            (replays,) = replay.start(runs_replays)
+            (inspections,) = inspection.start(runs_replays)
             quiet = max([await _provisioned(n, urls, kubernetes, ctx) for n in range(NEW)])
             began = time.monotonic()
             await _fill(hostile, kubernetes, ctx)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-import kopf
 import pytest
 
 from redrive.api import Body
@@ -414,7 +413,7 @@ async def test_launch_records_the_connection_that_the_cache_retains() -> None:
 async def test_withdrawal_wakes_inspections_whose_policy_is_gone(looks: Looks) -> None:
     body = inspection(phase="Running")
     context = dataclasses.replace(watched([job_of(body)], body), policies=Cache())
-    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    (made,) = controller.start(context)
     assert await looks.seen() == ["now"]
     context.connections.drop(connection())
     assert await looks.seen() == ["now"]
@@ -473,7 +472,7 @@ async def test_end_of_a_job_wakes_the_next_inspection_only(looks: Looks) -> None
     running = [inspection("a", "Running"), inspection("b", "Running")]
     waiting = [limited(f"waits-{number}") for number in range(9)]
     context = watched([job_of(body) for body in running], *running, *waiting)
-    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    (made,) = controller.start(context)
     assert len(await looks.seen()) == 11
     context.inspections.drop(waiting[3])
     assert await looks.seen() == ["waits-3"]
@@ -494,7 +493,7 @@ async def test_end_of_a_job_wakes_the_next_inspection_only(looks: Looks) -> None
 async def test_inspection_that_misses_the_end_of_a_job_is_woken(looks: Looks) -> None:
     """The Job may end while the status that waits for it is written."""
     context = watched([], inspection())
-    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    (made,) = controller.start(context)
     assert await looks.seen() == ["now"]
     context.inspections.put(limited("now"))
     assert await looks.seen() == ["now"]
@@ -503,7 +502,7 @@ async def test_inspection_that_misses_the_end_of_a_job_is_woken(looks: Looks) ->
 
 async def test_figures_of_policies_and_others_wake_no_inspection(looks: Looks) -> None:
     context = watched([], inspection())
-    (made,) = controller.register(kopf.OperatorRegistry(), context)
+    (made,) = controller.start(context)
     assert await looks.seen() == ["now"]
     context.connections.put(named("BrokerConnection", "foreign", {}))
     figures = policy()

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
-import kopf
 import pytest
 
 from redrive.api import Body
@@ -83,7 +82,7 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
         applications={},
         **tables,
     )
-    working = handlers.register(kopf.OperatorRegistry(), made)
+    working = handlers.start(made)
     yield made
     for controller in working:
         await controller.stop()
@@ -185,7 +184,7 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         missing=(),
         began=NOW,
     )
-    begun = handlers.register(kopf.OperatorRegistry(), ctx)
+    begun = handlers.start(ctx)
     try:
         async with asyncio.timeout(SECONDS):
             yield kubernetes

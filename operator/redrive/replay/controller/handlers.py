@@ -1,25 +1,22 @@
-"""Handlers of watch events of Replays, Jobs and SparkApplications.
+"""Listeners to the caches, which enqueue the affected Replays for their `Controller`.
 
-This is the only module of Replays that uses kopf. Its handlers fill the caches, and listeners of
-the caches enqueue the affected Replays for the `Controller`. The operator's command calls it once.
+kopf's watches fill the caches, see `cli/operator.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from weakref import WeakValueDictionary
-
-import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import is_ready, reason, written_ready
 from redrive.api.replay_status import FINAL, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.cache import Cache, Index, Turns, needs_reconcile
+from redrive.kube.cache import Index, Turns, needs_reconcile
 from redrive.kube.connections import connection_of, permissions, spec_at, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
@@ -32,8 +29,8 @@ from redrive.replay.controller.reconciler import reconcile
 from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher
 
 
-def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
-    """Register the handlers of this journey, and enqueue all Replays.
+def start(ctx: Context) -> tuple[Controller, ...]:
+    """Follow the caches of this journey, and enqueue all Replays.
 
     Returns:
         The controllers, which the caller has to stop in the end.
@@ -46,24 +43,9 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
         partition_key=lambda key: _connection(key, ctx),
     )
     _listen(ctx, controller)
-
-    @kopf.on.event(*resources.REPLAYS.address, registry=registry)
-    async def replay(event: kopf.RawEvent, **_: object) -> None:
-        ctx.replays.on_event(event)
-
-    for kind, cache in ctx.applications.items():
-        kopf.on.event(*kind.address, registry=registry)(_watching(cache))
-
     for body in sorted(ctx.replays, key=is_final):  # final Replays may have to be deleted
         controller.enqueue(Key.of(body))
     return (controller,)
-
-
-def _watching(applications: Cache) -> Callable[..., Awaitable[None]]:
-    async def application(event: kopf.RawEvent, **_: object) -> None:
-        applications.on_event(event)
-
-    return application
 
 
 def _listen(ctx: Context, controller: Controller) -> None:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import kopf
 import pytest
 
 from redrive.errors import Requeue
@@ -37,7 +36,7 @@ async def test_replay_is_reconciled_when_job_starts_or_stops_moving(
 
     monkeypatch.setattr(handlers, "reconcile", look)
     made = dataclasses.replace(ctx(), namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     made.replays.put(replay())
     assert await asyncio.wait_for(looked.get(), 60)
     rests = {"suspended": True, "approval": {"messages": 9}}
@@ -75,7 +74,7 @@ async def test_suspended_replays_wake_each_other_only_once(
 
     monkeypatch.setattr(handlers, "reconcile", look)
     made = dataclasses.replace(ctx(), namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     count = 50
     for version in range(1, 5):  # at first, and three of their statuses
         for number in range(count):
@@ -141,7 +140,7 @@ async def test_replays_of_hanging_broker_do_not_delay_others(
 
     monkeypatch.setattr(handlers, "reconcile", look)
     tenants.replays.drop(of_tenant(replay(), "two"))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), tenants)
+    (controller,) = handlers.start(tenants)
     for number in range(OF_NAMESPACE + 10):
         tenants.replays.put(of_tenant(replay(f"slow-{number}"), "one"))
     for _ in range(OF_NAMESPACE):
@@ -183,7 +182,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
 async def test_changed_connection_enqueues_only_its_replays(
     tenants: Context, looked: Looked
 ) -> None:
-    (controller,) = handlers.register(kopf.OperatorRegistry(), tenants)
+    (controller,) = handlers.start(tenants)
     await looked.keys()
     shown = of_tenant(connection(), "one", resourceVersion="2", labels={"a": "b"})
     tenants.connections.put(shown)
@@ -218,7 +217,7 @@ async def test_end_of_a_run_wakes_the_next_replay_of_each_policy(looked: Looked)
     policies = [policy() | {"metadata": policy()["metadata"] | {"name": name}} for name in "abc"]
     made = ctx(replays=[*waiting, other, running], applications=[application], policies=policies)
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     assert len(await looked.names()) == 20
     made.replays.drop(other)  # thousands that never ran may be deleted at once
     assert await looked.names() == ["other"]
@@ -242,7 +241,7 @@ async def test_withdrawal_wakes_replays_whose_policy_is_gone(looked: Looked) -> 
     through = {"ownerReferences": [owner], "annotations": {resources.CONNECTION: "shop/main"}}
     made = ctx(replays=[running], applications=[{"metadata": metadata | through}], policies=[])
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     assert await looked.names() == ["running"]
     made.connections.drop(connection())
     assert await looked.names() == ["running"]
@@ -252,7 +251,7 @@ async def test_withdrawal_wakes_replays_whose_policy_is_gone(looked: Looked) -> 
 async def test_copy_of_an_ended_replay_reaches_all_listeners() -> None:
     """A Replay from a backup has the annotation of its end when it is created."""
     made = dataclasses.replace(ctx(), namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     seen: list[Key] = []
     made.replays.listen(lambda key, *_: seen.append(key))
     made.replays.put(replay(ended_at="2026-01-01T00:00:00Z"))
@@ -281,7 +280,7 @@ async def test_limited_replays_wake_only_as_many_as_may_run(looked: Looked) -> N
         connections=[connection(allow=[rule])],
     )
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     assert len(await looked.names()) == 9
     for version in range(2, 9, 2):  # it is suspended and resumed
         made.replays.put(of_policy(1, "Suspended", version))
@@ -305,7 +304,7 @@ async def test_end_of_a_replay_wakes_only_the_next_of_its_policy(looked: Looked)
     elsewhere = replay("elsewhere", spec={"policyRef": {"name": "another"}})
     made = ctx(replays=[*reversed(waiting), suspended, elsewhere, running])
     made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
-    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    (controller,) = handlers.start(made)
     assert len(await looked.names()) == 8
     made.replays.drop(waiting[3])
     assert await looked.names() == ["r4"]
