@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import filterfalse
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -43,13 +42,7 @@ from redrive.policy.values import parse_duration
 from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
-from redrive.replay.controller.handlers import (
-    is_limited,
-    listen_to_connections,
-    listen_to_policies,
-    listen_to_withdrawals,
-    owners_of,
-)
+from redrive.replay.controller.handlers import is_limited, listen_to_inputs, owners_of
 from redrive.replay.controller.prerequisites import check_pods, check_prerequisites, read_image
 from redrive.replay.controller.reconciler import audit_log, audit_record
 from redrive.replay.controller.spark_operators import JOB, SparkRun
@@ -100,27 +93,11 @@ def start(ctx: Context) -> tuple[Controller, ...]:
         lambda key: reconcile(key, ctx, launching.setdefault(key.namespace, asyncio.Lock())),
         partition_key=lambda key: key.namespace,
     )
-    _listen(ctx, controller)
+    _listen_to_ends(ctx, controller)
+    listen_to_inputs(resources.INSPECTIONS, is_final, ctx, controller)
     for body in ctx.inspections:
         controller.enqueue(Key.of(body))
     return (controller,)
-
-
-def _listen(ctx: Context, controller: Controller) -> None:
-    """Enqueue the Inspections that later changes affect."""
-    by_namespace = ctx.inspections.index(namespace_of)
-    by_policy = ctx.inspections.index(PolicyKey.of)
-
-    def enqueue_open(inspections: Iterable[Body]) -> None:
-        for body in filterfalse(is_final, inspections):
-            controller.enqueue(Key.of(body))
-
-    _listen_to_ends(ctx, controller)
-    listen_to_withdrawals(resources.INSPECTIONS, ctx, controller)
-    listen_to_policies(ctx, by_policy, enqueue_open)
-    listen_to_connections(ctx, lambda policy: enqueue_open(by_policy.get(policy)))
-    ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
-    ctx.job_templates.listen(lambda: enqueue_open(ctx.inspections))
 
 
 def _listen_to_ends(ctx: Context, controller: Controller) -> None:

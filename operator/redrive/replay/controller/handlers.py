@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import chain
+from itertools import chain, filterfalse
 from weakref import WeakValueDictionary
 
 from redrive.api import Body
@@ -16,7 +16,7 @@ from redrive.api.conditions import is_ready, reason, written_ready
 from redrive.api.replay_status import FINAL, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.cache import Index, Turns, needs_reconcile
+from redrive.kube.cache import Turns, needs_reconcile
 from redrive.kube.connections import connection_of, permissions, spec_at, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
@@ -65,9 +65,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
         if launcher.resource in ctx.applications:
             _listen_to_applications(launcher, ctx, controller)
 
-    by_policy = ctx.replays.index(PolicyKey.of)
-    listen_to_policies(ctx, by_policy, lambda replays: _enqueue_open(replays, controller))
-    _listen_to_permissions(ctx, controller)
+    listen_to_inputs(resources.REPLAYS, is_final, ctx, controller)
 
 
 def _listen_to_applications(launcher: Launcher, ctx: Context, controller: Controller) -> None:
@@ -84,54 +82,45 @@ def _listen_to_applications(launcher: Launcher, ctx: Context, controller: Contro
             _enqueue_next(key.namespace, ctx, controller)
 
 
-def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
-    """Enqueue Replays when their connection, namespace labels or job templates change."""
-    listen_to_connections(ctx, lambda policy: _enqueue_open_of(policy, ctx, controller))
-    listen_to_withdrawals(resources.REPLAYS, ctx, controller)
-
-    @ctx.namespaces.listen
-    def labels_changed(namespace: str) -> None:
-        of_namespace = (body for body in ctx.replays if Key.of(body).namespace == namespace)
-        _enqueue_open(of_namespace, controller)
-
-    @ctx.job_templates.listen
-    def job_templates_changed() -> None:
-        _enqueue_open(ctx.replays, controller)
-
-
-def listen_to_policies(
-    ctx: Context, by_policy: Index, enqueue: Callable[[Iterable[Body]], None]
+def listen_to_inputs(
+    kind: Resource, is_final: Callable[[Body], bool], ctx: Context, controller: Controller
 ) -> None:
-    """Call *enqueue* with the runs of a policy whose spec, annotations or Ready condition changes.
+    """Enqueue open objects of *kind*, Replays or Inspections, when an object that they use changes.
 
-    Other fields of its status change every minute, and permit no run.
+    Those are their policy, its connection, the labels of their namespace, and job templates.
     """
+    runs = ctx.caches[kind]
+    by_policy, by_namespace = runs.index(PolicyKey.of), runs.index(namespace_of)
 
-    def policy_changed(kind: str, key: Key, before: Body | None, after: Body | None) -> None:
-        runs = by_policy.get(PolicyKey(kind, *key))
-        if runs and (
+    def enqueue_open(bodies: Iterable[Body]) -> None:
+        for body in filterfalse(is_final, bodies):
+            controller.enqueue(Key.of(body))
+
+    def policy_changed(of: str, key: Key, before: Body | None, after: Body | None) -> None:
+        # Other fields of its status change every minute, and permit no run.
+        bodies = by_policy.get(PolicyKey(of, *key))
+        if bodies and (
             needs_reconcile(before, after)
             or written_ready(before or {}) != written_ready(after or {})
         ):
-            enqueue(runs)
+            enqueue_open(bodies)
 
-    for kind, policies in ctx.policy_caches.items():
-        policies.listen(partial(policy_changed, kind))
-
-
-def listen_to_connections(ctx: Context, enqueue: Callable[[PolicyKey], None]) -> None:
-    """Call *enqueue* with each policy whose connection changes its spec or becomes ready."""
-
-    @ctx.connections.listen
     def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
         became_ready = is_ready(after or {}) and not is_ready(before or {})
         if needs_reconcile(before, after) or became_ready:
-            for kind, policies in ctx.policy_caches.items():
+            for of, policies in ctx.policy_caches.items():
                 for policy in users(key, policies):
-                    enqueue(PolicyKey(kind, *Key.of(policy)))
+                    enqueue_open(by_policy.get(PolicyKey(of, *Key.of(policy))))
+
+    for of, policies in ctx.policy_caches.items():
+        policies.listen(partial(policy_changed, of))
+    ctx.connections.listen(connection_changed)
+    _listen_to_withdrawals(kind, ctx, controller)
+    ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))
+    ctx.job_templates.listen(lambda: enqueue_open(runs))
 
 
-def listen_to_withdrawals(kind: Resource, ctx: Context, controller: Controller) -> None:
+def _listen_to_withdrawals(kind: Resource, ctx: Context, controller: Controller) -> None:
     """Enqueue running objects of *kind* when the connection of their launch changes."""
     by_connection = [cache.index(launched_through) for cache in ctx.applications.values()]
 
@@ -155,10 +144,6 @@ def _enqueue_first(
             preceded = before is not None and before.queue == queue and before.rank < rank
             if first == key or preceded:
                 controller.enqueue(first)
-
-
-def _enqueue_open_of(policy: PolicyKey, ctx: Context, controller: Controller) -> None:
-    _enqueue_open(ctx.replays.index(PolicyKey.of).get(policy), controller)
 
 
 def _enqueue_next(namespace: str, ctx: Context, controller: Controller) -> None:
@@ -204,13 +189,6 @@ def is_limited(run: Body) -> bool:
     """Return True if an open Replay or Inspection waits until others end."""
     is_deleted = "deletionTimestamp" in run["metadata"]
     return not is_deleted and reason(run) == Reason.TOO_MANY_RUNS
-
-
-def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:
-    """Enqueue those of *replays* that are not final."""
-    for body in replays:
-        if not is_final(body):
-            controller.enqueue(Key.of(body))
 
 
 def _connection(replay: Key, ctx: Context) -> Key | None:
