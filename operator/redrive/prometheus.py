@@ -276,6 +276,19 @@ class FollowedConsumer(Protocol):
         """Return the number of its in-flight messages."""
 
 
+_GAUGES = {
+    "redrive_consumer_policy_generation": "Generation of the RetryPolicy in force; 0 if a program "
+    "created the policy.",
+    "redrive_consumer_outages": "Number of outages for which the consumer has paused; 0 if it has "
+    "not.",
+    "redrive_consumer_in_flight_messages": "Messages that the consumer has taken and not settled.",
+    "redrive_consumer_connected": "1 if the consumer has a connection to the broker for each of "
+    "its topics, otherwise 0.",
+    "redrive_consumer_dead_keys": "Keys whose messages follow a dead letter; the same for all "
+    "consumers of a policy.",
+}
+
+
 class _Followed(Collector):
     """Gauges of consumers, read at each scrape.
 
@@ -286,31 +299,8 @@ class _Followed(Collector):
         self.consumers: weakref.WeakSet[FollowedConsumer | FollowedReader] = weakref.WeakSet()
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        yield GaugeMetricFamily(
-            "redrive_consumer_policy_generation",
-            "Generation of the RetryPolicy in force; 0 if a program created the policy.",
-            labels=(*_WHERE, "consumer"),
-        )
-        yield GaugeMetricFamily(
-            "redrive_consumer_outages",
-            "Number of outages for which the consumer has paused; 0 if it has not.",
-            labels=(*_WHERE, "consumer"),
-        )
-        yield GaugeMetricFamily(
-            "redrive_consumer_in_flight_messages",
-            "Messages that the consumer has taken and not settled.",
-            labels=(*_WHERE, "consumer"),
-        )
-        yield GaugeMetricFamily(
-            "redrive_consumer_connected",
-            "1 if the consumer has a connection to the broker for each of its topics, otherwise 0.",
-            labels=(*_WHERE, "consumer"),
-        )
-        yield GaugeMetricFamily(
-            "redrive_consumer_dead_keys",
-            "Keys whose messages follow a dead letter; the same for all consumers of a policy.",
-            labels=(*_WHERE, "consumer"),
-        )
+        for name, meaning in _GAUGES.items():
+            yield GaugeMetricFamily(name, meaning, labels=(*_WHERE, "consumer"))
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         generations, outages, in_flight, connected, dead_keys = self.describe()

@@ -395,6 +395,11 @@ class RocketMQSession:
         """Delete a topic and its messages."""
         await self._call(master, _Call.DELETE_TOPIC, f"delete topic {name}", topic=name)
 
+    async def messages(self, master: Master, topic: str) -> int:
+        """Return the number of messages that a master keeps of a topic; 0 without the topic."""
+        counts = await self.topic(master, topic)
+        return 0 if counts is None else await self.count(master, topic, counts.read)
+
     async def count(self, master: Master, topic: str, queues: int) -> int:
         """Return the number of messages that a master keeps of a topic."""
         offsets = [

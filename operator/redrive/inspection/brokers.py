@@ -20,10 +20,10 @@ from redrive.inspection.checks import (
 )
 from redrive.inspection.job import PulsarMessages
 from redrive.kube import connections, resources
-from redrive.kube.connections import connection_of, spec_at
+from redrive.kube.connections import connection_of, rocketmq_at, spec_at
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
-from redrive.kube.rocketmq import cluster_of, rules_at
+from redrive.kube.rocketmq import cluster_of
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from redrive.replay.controller.admission import used_policy
@@ -89,10 +89,7 @@ class _Pulsar:
 
 class _RocketMQ:
     def access(self, through: Key, namespace: str, ctx: Context) -> InspectionAccess:
-        spec = spec_at(through, ctx.connections)
-        cluster = cluster_of(spec, through)
-        labels = ctx.namespaces.of(namespace) if spec.selects_namespaces else {}
-        rules_at(spec, through, namespace, labels)
+        cluster, _ = rocketmq_at(through, namespace, ctx.connections, ctx.namespaces)
         return rocketmq_access(cluster, through)
 
     async def messages(

@@ -17,6 +17,7 @@ from redrive.errors import RedriveError
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.reasons import Reason
+from redrive.replay.controller.checks import no_trust
 
 
 class InspectionAccess(NamedTuple):
@@ -48,7 +49,7 @@ def pulsar_access(spec: BrokerConnectionSpec, through: Key) -> InspectionAccess:
     if identity is None:
         raise _no_identity(through, "spec.inspection, with a role and where its credentials lie")
     if pulsar.tls is not None and identity.tls is None:
-        raise _no_trust(through, "spec.pulsar.tls", "spec.inspection.tls")
+        raise no_trust(through, "spec.pulsar.tls", "spec.inspection.tls")
     return InspectionAccess(
         identity,
         pulsar.redirect_hosts,
@@ -68,22 +69,13 @@ def rocketmq_access(cluster: RocketMQCluster, through: Key) -> InspectionAccess:
     if cluster.inspection is None:
         raise _no_identity(through, "spec.rocketmq.inspection, with an access key for jobs")
     if cluster.tls is not None and cluster.inspection.tls is None:
-        raise _no_trust(through, "spec.rocketmq.tls", "spec.rocketmq.inspection.tls")
+        raise no_trust(through, "spec.rocketmq.tls", "spec.rocketmq.inspection.tls", "Inspections")
     return InspectionAccess(cluster.inspection)
 
 
 def _no_identity(through: Key, field: str) -> RedriveError:
     return Reason.INSPECTION_IDENTITY_MISSING.error(
         f"the BrokerConnection {through} names no role for Inspections", remedy=f"give it {field}"
-    )
-
-
-def _no_trust(through: Key, field: str, missing: str) -> RedriveError:
-    return Reason.TRUST_NOT_SUPPORTED.error(
-        f"the BrokerConnection {through} has certificate authorities of its own, and names "
-        "none for Inspections",
-        got=f"{field} without {missing}",
-        remedy=f"store them in the namespaces of Inspections, and name them in {missing}",
     )
 
 

@@ -43,7 +43,12 @@ from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
 from redrive.replay.controller.handlers import is_limited, listen_to_inputs, owners_of
-from redrive.replay.controller.prerequisites import check_pods, check_prerequisites, read_image
+from redrive.replay.controller.prerequisites import (
+    check_pods,
+    check_prerequisites,
+    read_image,
+    template_of_jobs,
+)
 from redrive.replay.controller.reconciler import audit_log, audit_record
 from redrive.replay.controller.spark_operators import JOB, SparkRun
 from redrive.replay.controller.status import check_started
@@ -230,15 +235,11 @@ async def _run(inspection: Body, ctx: Context) -> SparkRun:
     Raises:
         RedriveError: the Inspection can't run, or not now.
     """
-    if ctx.settings.replay_template is None:
-        raise Reason.REPLAYS_DISABLED.error(
-            "this operator runs no Inspections: it has no image for their jobs",
-            remedy="start it with --replay-template (replay.enabled in the Helm chart)",
-        )
+    image_template = template_of_jobs("Inspections", ctx)
     jobs = ctx.applications[resources.JOBS]
     job = jobs.get(_job_key(inspection))
     if job is None:
-        job = await _launch(inspection, ctx.settings.replay_template, ctx)
+        job = await _launch(inspection, image_template, ctx)
         jobs.put(job)
     run = JOB.run_of(inspection, resources.INSPECTIONS, job)
     if run.phase not in FINAL:

@@ -35,6 +35,7 @@ from redrive.api.model import parse_spec
 from redrive.api.permissions import NAMESPACE, NamespaceRule, Permissions
 from redrive.api.policy_defaults import PolicyDefaults
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
+from redrive.api.rocketmq import RocketMQCluster, RocketMQRule
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -113,6 +114,20 @@ def find_at(
     if not permissions(spec, key, namespace, labels).rules:
         raise not_allowed(key, namespace, "spec.allow")
     return spec
+
+
+def rocketmq_at(
+    key: Key, namespace: str, table: Cache, labels: NamespaceLabels
+) -> tuple[RocketMQCluster, tuple[RocketMQRule, ...]]:
+    """Return the cluster of the connection *key*, and its rules for an object of *namespace*.
+
+    Raises:
+        RedriveError: as `find_at` does, or the connection is for Pulsar.
+    """
+    spec = spec_at(key, table)
+    cluster = cluster_of(spec, key)
+    selected = labels.of(namespace) if spec.selects_namespaces else {}
+    return cluster, rules_at(spec, key, namespace, selected)
 
 
 def shown_to(body: Body, error: RedriveError) -> RedriveError:
@@ -258,12 +273,10 @@ class Connections:
         """Return the connection *key*, as an object of *namespace* may use it.
 
         Raises:
-            RedriveError: as `rules_at` does; or its credentials cannot be read.
+            RedriveError: as `rocketmq_at` does; or its credentials cannot be read.
         """
-        spec = spec_at(key, self._table)
-        labels = self._labels.of(namespace) if spec.selects_namespaces else {}
-        rules = rules_at(spec, key, namespace, labels)
-        return replace(await self._open_rocketmq(key, spec), rules=rules)
+        _, rules = rocketmq_at(key, namespace, self._table, self._labels)
+        return replace(await self._open_rocketmq(key, spec_at(key, self._table)), rules=rules)
 
     async def _open_rocketmq(self, key: Key, spec: BrokerConnectionSpec) -> RocketMQConnection:
         credentials = self._credentials_of(key, spec)

@@ -99,7 +99,7 @@ async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
     for event in outcome.events:
         await out.emit(body, event)
     if outcome.finalized:
-        await remove_cleanup_finalizer(body, out)
+        await status.remove_finalizer(body, FINALIZER, out)  # the API server deletes it then
         if outcome.last_event is not None:
             await out.emit(body, outcome.last_event)
 
@@ -193,15 +193,6 @@ async def ensure_cleanup_finalizer(body: Body, policy: DeletionPolicy, out: Publ
             remedy="No action needed: nothing was created for it",
         )
     return after
-
-
-async def remove_cleanup_finalizer(body: Body, out: Publisher) -> None:
-    """Remove the finalizer, so that the API server deletes the RetryPolicy.
-
-    Raises:
-        ConflictError: it was changed meanwhile, and has other finalizers.
-    """
-    await status.remove_finalizer(body, FINALIZER, out)
 
 
 def has_cleanup_finalizer(body: Body) -> bool:

@@ -236,12 +236,13 @@ class RocketMQReconciler(Reconciler):
             for name in created:
                 # The records of a ledger are about the dead letters, which are deleted before.
                 holder = spec.dead_letter_topic if name == spec.ledger_topic else name
-                kept = await _messages_of(holder, masters, session) if name != spec.group else 0
-                if kept:
+                is_group = name == spec.group
+                counts = () if is_group else [await session.messages(m, holder) for m in masters]
+                if kept := sum(counts):
                     stays.append(f"{name} holds {kept} messages")
                     continue
                 for master in masters:
-                    done.append(groups.DeleteName(master, name, is_group=name == spec.group))
+                    done.append(groups.DeleteName(master, name, is_group=is_group))
                     await done[-1].perform(session)
         return done, stays
 
@@ -286,14 +287,6 @@ async def _check_unused(group: str, masters: Sequence[Master], session: RocketMQ
                 got=f"group {group} at {master.name}",
                 remedy="stop them",
             )
-
-
-async def _messages_of(topic: str, masters: Sequence[Master], session: RocketMQSession) -> int:
-    total = 0
-    for master in masters:
-        if (queues := await session.topic(master, topic)) is not None:
-            total += await session.count(master, topic, queues.read)
-    return total
 
 
 def _parsed(body: Body) -> RocketMQRetryPolicySpec:

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
-from redrive.admin.rocketmq import Master, QueueCounts
+from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
 from redrive.api.conditions import reason
 from redrive.errors import Requeue
 from redrive.kube.resources import Key
@@ -29,7 +29,7 @@ class Masters:
     groups: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     topics: dict[tuple[str, str], QueueCounts] = field(default_factory=dict)
     down: set[str] = field(default_factory=set)
-    messages: int = 0
+    stored: int = 0
     writes: int = 0
 
     @asynccontextmanager
@@ -51,7 +51,10 @@ class Masters:
         return self.groups.get((master.name, name))
 
     async def count(self, *_: object) -> int:
-        return self.messages
+        return self.stored
+
+    async def messages(self, master: Master, topic: str) -> int:
+        return await RocketMQSession.messages(cast("RocketMQSession", self), master, topic)
 
     async def has_consumers(self, *_: object) -> bool:
         return False
@@ -131,7 +134,7 @@ async def test_deletion_keeps_topics_with_messages(messages: int) -> None:
     shop.has_replays = True
     await shop.reconcile()
     assert shop.cluster.topics["b", LEDGER] == QueueCounts(1, 1, 6)
-    shop.cluster.messages = messages
+    shop.cluster.stored = messages
     body = shop.body
     body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "9999"}
     shop.ctx.rocketmq_policies.put(body)

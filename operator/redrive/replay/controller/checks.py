@@ -231,13 +231,13 @@ def trust_is_not_supported(request: RunRequest) -> RedriveError | None:
     return no_trust(request.through, "spec.pulsar.tls", "spec.replay.tls")
 
 
-def no_trust(connection: Key, field: str, missing: str) -> RedriveError:
+def no_trust(connection: Key, field: str, missing: str, runs: str = "Replays") -> RedriveError:
     """Return the error of certificate authorities in *field* that jobs don't have."""
     return Reason.TRUST_NOT_SUPPORTED.error(
         f"the BrokerConnection {connection} has certificate authorities of its own, and names "
-        "none for replay jobs",
+        f"none for jobs of {runs}",
         got=f"{field} without {missing}",
-        remedy=f"store them in the namespaces of Replays, and name them in {missing}",
+        remedy=f"store them in the namespaces of {runs}, and name them in {missing}",
     )
 
 

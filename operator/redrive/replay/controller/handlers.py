@@ -96,9 +96,9 @@ def listen_to_inputs(
         for body in filterfalse(is_final, bodies):
             controller.enqueue(Key.of(body))
 
-    def policy_changed(of: str, key: Key, before: Body | None, after: Body | None) -> None:
+    def policy_changed(policy_kind: str, key: Key, before: Body | None, after: Body | None) -> None:
         # Other fields of its status change every minute, and permit no run.
-        bodies = by_policy.get(PolicyKey(of, *key))
+        bodies = by_policy.get(PolicyKey(policy_kind, *key))
         if bodies and (
             needs_reconcile(before, after)
             or written_ready(before or {}) != written_ready(after or {})
@@ -108,12 +108,12 @@ def listen_to_inputs(
     def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
         became_ready = is_ready(after or {}) and not is_ready(before or {})
         if needs_reconcile(before, after) or became_ready:
-            for of, policies in ctx.policy_caches.items():
+            for policy_kind, policies in ctx.policy_caches.items():
                 for policy in users(key, policies):
-                    enqueue_open(by_policy.get(PolicyKey(of, *Key.of(policy))))
+                    enqueue_open(by_policy.get(PolicyKey(policy_kind, *Key.of(policy))))
 
-    for of, policies in ctx.policy_caches.items():
-        policies.listen(partial(policy_changed, of))
+    for policy_kind, policies in ctx.policy_caches.items():
+        policies.listen(partial(policy_changed, policy_kind))
     ctx.connections.listen(connection_changed)
     _listen_to_withdrawals(kind, ctx, controller)
     ctx.namespaces.listen(lambda namespace: enqueue_open(by_namespace.get(namespace)))

@@ -98,8 +98,7 @@ async def _has_messages(admitted: Admitted, ledger: str, ctx: Context) -> bool:
     connection = await ctx.brokers.rocketmq(key_of(admitted.connection_ref, namespace), namespace)
     async with connection.admin.session() as session:
         for master in await session.masters():
-            queues = await session.topic(master, ledger)
-            if queues is not None and await session.count(master, ledger, queues.read):
+            if await session.messages(master, ledger):
                 return True
     return False
 

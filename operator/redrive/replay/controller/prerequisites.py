@@ -46,6 +46,20 @@ from redrive.replay.controller.spark_operators import RESTARTING, SparkRun, find
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
 
+def template_of_jobs(runs: str, ctx: Context) -> Key:
+    """Return the operator's PodTemplate that has the image of jobs of *runs*.
+
+    Raises:
+        ReplaysDisabled: the operator has none.
+    """
+    if ctx.settings.replay_template is None:
+        raise Reason.REPLAYS_DISABLED.error(
+            f"this operator runs no {runs}: it has no image for their jobs",
+            remedy="start it with --replay-template (replay.enabled in the Helm chart)",
+        )
+    return ctx.settings.replay_template
+
+
 async def read_image(template: Key, ctx: Context) -> str:
     """Read the image of replay jobs from the operator's PodTemplate.
 

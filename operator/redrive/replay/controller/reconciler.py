@@ -49,6 +49,7 @@ from redrive.replay.controller.prerequisites import (
     is_idle,
     prepare_target,
     read_image,
+    template_of_jobs,
 )
 from redrive.replay.controller.spark_operators import (
     APPLICATION,
@@ -404,18 +405,14 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     Raises:
         RedriveError: the Replay may not run now, or the API server refuses.
     """
-    if ctx.settings.replay_template is None:
-        raise Reason.REPLAYS_DISABLED.error(
-            "this operator runs no Replays: it has no image for their jobs",
-            remedy="start it with --replay-template (replay.enabled in the Helm chart)",
-        )
+    image_template = template_of_jobs("Replays", ctx)
     check_start(replay, reported, ctx)
     admitted = admission.admit(replay, ctx)
     launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
-    key = await keys.ledger_key(replay, admitted, ctx.settings.replay_template, ctx)
+    key = await keys.ledger_key(replay, admitted, image_template, ctx)
     key_secret = keys.secret_of(replay, key)
     access = pod_access(admitted.identity, admitted.redirect_hosts, key_source(key_secret))
-    image = await read_image(ctx.settings.replay_template, ctx)
+    image = await read_image(image_template, ctx)
     through = key_of(admitted.connection_ref, admitted.job.namespace)
     job, template = admitted.job, admitted.template
     wanted = launch.application(replay, through, job, access, template, ctx.settings, image=image)

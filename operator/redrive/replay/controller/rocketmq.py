@@ -7,15 +7,12 @@ from redrive.api.model import parse_spec
 from redrive.api.permissions import NamespaceLimits
 from redrive.api.replay import ReplayEngine, ReplaySpec, Selection, Target
 from redrive.api.rocketmq import (
-    RocketMQCluster,
     RocketMQReplays,
     RocketMQRetryPolicySpec,
-    RocketMQRule,
 )
-from redrive.kube.connections import connection_of, spec_at
+from redrive.kube.connections import connection_of, rocketmq_at
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
-from redrive.kube.rocketmq import cluster_of, rules_at
 from redrive.replay.controller.checks import BrokerRun, queue_run_violations, rocketmq_access
 from redrive.replay.spec import Choice, QueueReplayJob
 
@@ -25,21 +22,14 @@ class RocketMQReplayBroker:
 
     def identity(self, through: Key, namespace: str, ctx: Context) -> RocketMQReplays:
         """Return the access of jobs of *namespace*."""
-        return self._access(through, namespace, ctx)[1]
-
-    def _access(
-        self, through: Key, namespace: str, ctx: Context
-    ) -> tuple[RocketMQCluster, RocketMQReplays, tuple[RocketMQRule, ...]]:
-        spec = spec_at(through, ctx.connections)
-        cluster = cluster_of(spec, through)
-        labels = ctx.namespaces.of(namespace) if spec.selects_namespaces else {}
-        rules = rules_at(spec, through, namespace, labels)
-        return cluster, rocketmq_access(cluster, through), rules
+        cluster, _ = rocketmq_at(through, namespace, ctx.connections, ctx.namespaces)
+        return rocketmq_access(cluster, through)
 
     def run(self, spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> BrokerRun:
         """Check a Replay against its policy and connection."""
         key, through = Key.of(replay), connection_of(policy)
-        cluster, identity, rules = self._access(through, key.namespace, ctx)
+        cluster, rules = rocketmq_at(through, key.namespace, ctx.connections, ctx.namespaces)
+        identity = rocketmq_access(cluster, through)
         of_policy = parse_spec(RocketMQRetryPolicySpec, policy)
         for error in queue_run_violations(spec, of_policy, key.namespace, rules):
             raise error

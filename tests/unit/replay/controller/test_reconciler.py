@@ -444,21 +444,18 @@ async def launched_for_rocketmq(
     api.add(resources.SERVICE_ACCOUNTS, {"metadata": account._asdict()})
     api.add(resources.SECRETS, {"metadata": lent})
     api.objects[resources.SECRETS][OPERATOR_SECRET]["data"] |= keys or {}
-    (stored,) = context.rocketmq_policies
-    stored["status"]["internal"] = internal
-    api.add(resources.ROCKETMQ_POLICIES, stored)
-
-    async def found(*_: object) -> Any:  # noqa: ANN401
-        return SimpleNamespace(read=messages) if messages else None
+    (policy,) = context.rocketmq_policies
+    policy["status"]["internal"] = internal
+    api.add(resources.ROCKETMQ_POLICIES, policy)
 
     async def listed(*_: object) -> Any:  # noqa: ANN401
         return ("broker-a", "broker-b")
 
-    async def count(_master: str, topic: str, read: int) -> int:
+    async def stored(_: str, topic: str) -> int:
         assert topic.startswith("redrive-ledger")
-        return read
+        return messages
 
-    session = SimpleNamespace(masters=listed, topic=found, count=count)
+    session = SimpleNamespace(masters=listed, messages=stored)
     admin = SimpleNamespace(session=lambda: nullcontext(session))
 
     async def connected(*_: object) -> Any:  # noqa: ANN401
