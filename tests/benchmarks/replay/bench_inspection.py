@@ -15,12 +15,14 @@ import pytest
 
 from tests.benchmarks.figures import Figure
 from tests.integration.replay.test_inspection import POLICY
+from tests.support.replay_shop import Shop, shop
+
+__all__ = ["shop"]
 
 ProvisionPolicy = Callable[..., Any]
 TRIALS = 3
 MESSAGES, MORE = 10_000, 100_000
 LARGE, LARGE_BYTES = 150, 2 * 2**20
-pytestmark = pytest.mark.usefixtures("replay_token")
 
 
 class Usage(NamedTuple):
@@ -57,6 +59,27 @@ def test_reading_of_dead_letters(
         usage = run(provisioned, tmp_path, name, "--all")
         quantity = f"memory of {name}, with {LARGE * LARGE_BYTES // 2**20} MiB of payloads"
         figures.append(Figure("reading", quantity, usage.memory, "MiB", at_most=256))
+
+
+@pytest.mark.parametrize("command", [("causes", "--refresh"), ("peek",)], ids=" ".join)
+def test_reading_by_an_inspection(
+    shop: Shop, figures: list[Figure], command: tuple[str, ...]
+) -> None:
+    """With the start of the command and of a pod, which the sandbox starts as a process."""
+    shop.declare_inspection()
+    shop.bury(MESSAGES, "WarehouseDown")
+    environment = os.environ | {"KUBECONFIG": str(shop.sandbox.cluster.kubeconfig)}
+    seconds = []
+    for _ in range(TRIALS):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "redrive", *command, "orders", "-n", shop.name],
+            env=environment, check=True, text=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        seconds.append(time.perf_counter() - start)
+        assert "WarehouseDown" in done.stdout
+    quantity = f"{command[0]} of {MESSAGES} messages by an Inspection"
+    figures.append(Figure("reading", quantity, statistics.median(seconds), "s", at_most=10))
 
 
 def run(provisioned: Any, folder: Path, name: str, *arguments: str) -> Usage:  # noqa: ANN401
