@@ -7,8 +7,6 @@ broker decides who may read. A policy is a manifest, or the name of one in the c
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
-from types import ModuleType
 
 import click
 
@@ -53,7 +51,9 @@ def causes(request: InspectionRequest, *, refresh: bool) -> None:
     if request.is_in_cluster:
         count_causes(request, refresh=refresh)
         return
-    _direct().causes(request)
+    from redrive.cli import direct  # noqa: PLC0415 - its clients take most of a start
+
+    direct.causes(request)
 
 
 @click.command()
@@ -76,7 +76,9 @@ def peek(request: InspectionRequest) -> None:
     if request.is_in_cluster:
         _peek_in_cluster(request, limit)
         return
-    _direct().peek(request, limit)
+    from redrive.cli import direct  # noqa: PLC0415 - its clients take most of a start
+
+    direct.peek(request, limit)
 
 
 def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
@@ -131,7 +133,9 @@ def export(request: InspectionRequest, target: str, form: str | None) -> None:
         return
     if form is not None:
         raise click.UsageError("the name of FILE decides about its format; leave --format out")
-    _direct().export(request, target)
+    from redrive.cli import direct  # noqa: PLC0415 - its clients take most of a start
+
+    direct.export(request, target)
 
 
 @click.command()
@@ -149,9 +153,6 @@ def report(request: InspectionRequest, target: str) -> None:
     if request.is_in_cluster:
         write_file(request, target, ExportFormat.HTML)
         return
-    _direct().report(request, target)
+    from redrive.cli import direct  # noqa: PLC0415 - its clients take most of a start
 
-
-def _direct() -> ModuleType:
-    """Import the readings of this program, whose clients take most of the start of a command."""
-    return import_module("redrive.cli.direct")
+    direct.report(request, target)
