@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from redrive.api import Body
@@ -26,22 +26,35 @@ from redrive.api.inspection import (
 from redrive.api.model import parse_spec
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
+from redrive.api.rocketmq import RocketMQMessages, RocketMQRetryPolicySpec
 from redrive.errors import RedriveError, Requeue
-from redrive.inspection.brokers import BROKERS
-from redrive.inspection.checks import InspectionAccess, access_violations
-from redrive.inspection.job import InspectionJob
-from redrive.kube import logs, resources
+from redrive.inspection.checks import (
+    InspectionAccess,
+    access_violations,
+    dead_letters_are_discarded,
+    pulsar_access,
+    rocketmq_access,
+)
+from redrive.inspection.job import InspectionJob, PulsarMessages
+from redrive.kube import connections, logs, resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.client import ConflictError, NotFoundError
-from redrive.kube.connections import connection_of, shown_to
+from redrive.kube.connections import connection_of, rocketmq_at, shown_to, spec_at
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key, PolicyKey
+from redrive.kube.rocketmq import cluster_of
 from redrive.kube.status import Publisher
+from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason, requeue_of
 from redrive.replay.controller import launch
-from redrive.replay.controller.admission import choose_template, namespace_of, ready_policy
+from redrive.replay.controller.admission import (
+    choose_template,
+    namespace_of,
+    ready_policy,
+    used_policy,
+)
 from redrive.replay.controller.handlers import is_limited, listen_to_inputs, owners_of
 from redrive.replay.controller.prerequisites import (
     check_pods,
@@ -60,6 +73,8 @@ _GRACE_SECONDS = 60
 _PERMITTED_FOR = timedelta(minutes=10)
 """Time from the creation of an Inspection in clear text, when the right of its author is checked,
 until its latest start."""
+_GRANTS_SECONDS = 5.0
+"""Maximum age of the grants that pending Inspections of all namespaces read."""
 _WITHDRAWN = {
     Reason.CONNECTION_NOT_FOUND,
     Reason.NAMESPACE_NOT_ALLOWED,
@@ -258,7 +273,7 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
     """
     try:
         namespace = namespace_of(inspection)
-        access = BROKERS[PolicyKey.of(inspection).kind].access(through, namespace, ctx)
+        access = _BROKERS[PolicyKey.of(inspection).kind].access(through, namespace, ctx)
         _check_access(inspection, through, access, ctx)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
@@ -279,7 +294,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         _check_age(inspection, ctx)
     _check_running(inspection, ctx)  # early: the end of one wakes all that wait
     policy = PolicyKey.of(inspection)
-    body, broker = ready_policy(policy, ctx), BROKERS[policy.kind]
+    body, broker = ready_policy(policy, ctx), _BROKERS[policy.kind]
     through = connection_of(body)
     access = broker.access(through, key.namespace, ctx)
     export = _check_access(inspection, through, access, ctx)
@@ -459,3 +474,83 @@ def _explained(inspection: Body, error: RedriveError, run: SparkRun | None) -> _
         phase = Phase.RUNNING
     fields = {"phase": phase.value, **({} if run is None else {"job": run.key.name})}
     return _Shown(inspection, failed(error), fields)
+
+
+class _Broker(Protocol):
+    """Kind of broker, by the kind of its policies."""
+
+    def access(self, through: Key, namespace: str, ctx: Context) -> InspectionAccess:
+        """Return the access that the connection *through* gives to jobs of *namespace*.
+
+        Raises:
+            RedriveError: the connection gives none, or not to the namespace.
+        """
+
+    async def messages(
+        self, policy: Body, source: InspectedMessages, access: InspectionAccess, ctx: Context
+    ) -> PulsarMessages | RocketMQMessages:
+        """Return the messages of a Ready policy, which *access* permits to read.
+
+        Raises:
+            RedriveError: the policy has none, or they may not be read yet.
+        """
+
+
+class _Pulsar:
+    def access(self, through: Key, namespace: str, ctx: Context) -> InspectionAccess:
+        spec = connections.find_at(through, namespace, ctx.connections, ctx.namespaces)
+        return pulsar_access(spec, through)
+
+    async def messages(
+        self, policy: Body, source: InspectedMessages, access: InspectionAccess, ctx: Context
+    ) -> PulsarMessages:
+        _, connection, _, used = used_policy(policy, ctx)
+        if error := dead_letters_are_discarded(source, used):
+            raise error
+        is_retry = source is InspectedMessages.RETRY
+        topic = used.retry_topic if is_retry else used.dead_letter_topic
+        await self._check_granted(topic, access.role, connection_of(policy), ctx)
+        pulsar = connection.pulsar
+        subscription = used.subscription if is_retry else used.dead_letter_subscription
+        return PulsarMessages(str(topic), subscription, pulsar.service_url, pulsar.admin_url)
+
+    async def _check_granted(self, topic: TopicName, role: str, through: Key, ctx: Context) -> None:
+        """Check that the policy has granted the role its right, which follows a spec change.
+
+        Raises:
+            InspectionRoleNotGranted: it has not.
+            RedriveError: the broker does not answer.
+        """
+        connection = await ctx.brokers.open(through)
+        namespace = await connection.admin.namespace(topic.namespace_name, max_age=_GRANTS_SECONDS)
+        if "consume" not in namespace.permissions.get(str(topic), {}).get(role, frozenset()):
+            raise Reason.INSPECTION_ROLE_NOT_GRANTED.error(
+                f"the policy has not granted consume on {topic} to the inspection role yet",
+                got=role,
+                remedy="No action needed: this Inspection starts automatically then",
+            )
+
+
+class _RocketMQ:
+    def access(self, through: Key, namespace: str, ctx: Context) -> InspectionAccess:
+        cluster, _ = rocketmq_at(through, namespace, ctx.connections, ctx.namespaces)
+        return rocketmq_access(cluster, through)
+
+    async def messages(
+        self,
+        policy: Body,
+        source: InspectedMessages,  # noqa: ARG002  the access permits no retries
+        access: InspectionAccess,  # noqa: ARG002  of the group
+        ctx: Context,
+    ) -> RocketMQMessages:
+        key = connection_of(policy)
+        cluster = cluster_of(spec_at(key, ctx.connections), key)
+        spec = parse_spec(RocketMQRetryPolicySpec, policy)
+        return cluster.messages(spec.dead_letter_topic, spec.group)
+
+
+_BROKERS: dict[str, _Broker] = {
+    resources.POLICIES.kind: _Pulsar(),
+    resources.ROCKETMQ_POLICIES.kind: _RocketMQ(),
+}
+"""Parts of a launch that differ by the kind of the policy."""
