@@ -7,7 +7,9 @@ Called by the consumers. `middleware` lies around each stage; `decisions` return
 
 At least once: send → receipt → acknowledge, in this order. A crash in between duplicates the
 message, under the same origin and count, and never loses it. A message that can't be sent is kept,
-unacknowledged, and sent again later.
+unacknowledged, and sent again later. With the topic policies of `provision.desired` brokers delete
+no retry and no dead letter before the time to live that the policy sets. A policy with
+`deadLetter.mode: Discard` drops messages after their last retry.
 
 While the broker is down, for ten minutes as well, `run` continues, and the outage counts as no
 attempt:

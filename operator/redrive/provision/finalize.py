@@ -7,7 +7,7 @@ deleted at once, even if the operator does not run; `DeletionEvents` reports the
 `removal` plans the deletion from the observed topics; it is pure. It considers only topics that are
 marked as this policy's. A topic that redrive created is deleted if its name comes from the naming
 scheme, no other subscription uses it, and a rule of the connection has `deletion: Allowed`. From
-any other topic only the additions of redrive are removed.
+any other topic only the additions of redrive are removed. No other module deletes topics of Pulsar.
 
 `hand_over` passes the topics of a policy to the policy of the same name in another cluster, as in
 blue-green deployments. Only the owner can do that: a policy cannot take topics of another cluster.

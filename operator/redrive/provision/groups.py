@@ -3,6 +3,9 @@
 A broker of RocketMQ stores no owner of a group, because it refuses unknown attributes. So the
 policy with the oldest claim owns a group, and the status of the policy records the objects that
 redrive created. Only these are deleted with it.
+
+Retry delays of gRPC clients are those of the policy, which the group has as a setting. Remoting
+clients have the delay levels of their broker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
 """Reconciliation and deletion of a RocketMQRetryPolicy, and its work queue.
 
 The steps are those of a RetryPolicy: desired → observe → diff → apply, at each master. A master
-that does not answer fails the policy after the others are provisioned.
+that does not answer fails the policy after the others are provisioned. There is no circuit breaker:
+while a broker is down, for ten minutes as well, each policy shows `BrokerUnreachable` and is
+repeated at most 15 s apart.
+
+Who may delete a topic or a group: a policy with `deletionPolicy: Delete` and a rule of the
+connection with `deletion: Allowed`, if redrive created it. No consumer may be connected, and a
+topic with messages is retained.
 """
 
 from __future__ import annotations

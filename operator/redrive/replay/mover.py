@@ -1,6 +1,6 @@
 """Movement of one range of a dead-letter topic to the target: send, receipt, acknowledgement.
 
-Any engine runs it in any process, without Spark. A task may die at any point, be stopped and
+Any engine runs it in any process, without Spark. A task may be killed at any point, be stopped and
 resume, or run twice. A lease in the ledger records that the range may have been sent partly. The
 next task of the range searches the target before it sends the remaining messages.
 """

@@ -2,8 +2,8 @@
 
 A master has no acknowledgement of a dead letter, so a topic at each master records the Replays: its
 plan before the first message is moved, and the moved offsets at its end. A copy of a dead letter is
-stored at the same master, with its position and a proof. A run that follows an interrupted one
-searches the target from the offsets in the plan, so it moves no message again. Records and proofs
+stored at the same master, with its position and a proof. A run that follows a killed one searches
+the target for them, from the offsets in the plan, so it moves no message again. Records and proofs
 are signed with the key of the ledger: whoever may produce to these topics can't forge them.
 
 A master deletes its oldest messages first, over all topics. Records and copies are younger than
