@@ -14,9 +14,9 @@ import yaml
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.model import NamespaceState
-from redrive.api import API_VERSION
 from redrive.cli.develop import broker_options, open_admin
 from redrive.errors import InvalidSpecError
+from redrive.kube.resources import POLICIES
 from redrive.policy import naming
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from redrive.provision.ownership import OwnershipRecord
@@ -144,12 +144,7 @@ async def _manifest(
         elif fields:
             spec["deadLetter"] = fields
     name = _object_name(f"{topic.local}-{adoptable.subscription}")
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "RetryPolicy",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return {**POLICIES.typed, "metadata": {"name": name}, "spec": spec}
 
 
 def _object_name(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from redrive.api import API_VERSION, Body
+from redrive.api import Body
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import (
     HAS_FINDINGS,
@@ -330,19 +330,13 @@ def object_of(
     """Return an object that a policy of *kind* owns, created by *user*, without None in *spec*."""
     metadata = policy["metadata"]
     return {
-        "apiVersion": API_VERSION,
-        "kind": resource.kind,
+        **resource.typed,
         "metadata": {
             "generateName": f"{metadata['name']}-",
             "namespace": metadata["namespace"],
             "annotations": {REQUESTED_BY: user},
             "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": kind.kind,
-                    "name": metadata["name"],
-                    "uid": metadata["uid"],
-                }
+                {**kind.typed, "name": metadata["name"], "uid": metadata["uid"]},
             ],
         },
         "spec": {name: value for name, value in spec.items() if value is not None},

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from redrive.api import API_VERSION, Body
+from redrive.api import Body
 from redrive.cli.cluster import Cluster
 from redrive.cli.documents import EntryRefusal
 from redrive.cli.frame import (
@@ -38,7 +38,7 @@ from redrive.cli.output import (
 )
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.errors import RedriveError
-from redrive.kube.resources import APPROVALS, REPLAYS, REQUESTED_BY
+from redrive.kube.resources import APPROVALS, REPLAYS, REQUESTED_BY, Key
 from redrive.reasons import Reason
 
 SLOW_SECONDS = 5.0
@@ -324,17 +324,11 @@ def approve(replay: str, messages: int | None, flags: WriteFlags, *, yes: bool) 
     if flags.dry_run is None and not confirmed(question, yes=yes):
         say("not approved")
         return 1
-    metadata = body["metadata"]
     approval = {
-        "apiVersion": API_VERSION,
-        "kind": APPROVALS.kind,
-        "metadata": {
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "annotations": {REQUESTED_BY: cluster.user},
-        },
+        **APPROVALS.typed,
+        "metadata": {**Key.of(body)._asdict(), "annotations": {REQUESTED_BY: cluster.user}},
         "spec": {
-            "replayRef": {"name": metadata["name"], "uid": metadata["uid"]},
+            "replayRef": {"name": replay, "uid": body["metadata"]["uid"]},
             "messages": count,
         },
     }
