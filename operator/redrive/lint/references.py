@@ -144,11 +144,13 @@ def check_references(
     for manifest in _of_kind(manifests, "Replay"):
         replay = parse_spec(ReplaySpec, manifest.body)
         yield from _check_policy_name(manifest, replay.policy_ref, names)
-        yield from _check_replay(manifest, replay, claims, groups, now)
+        if error := start_is_too_late(replay.start_before, now):
+            yield finding_at(manifest, LintRule.of(error), ("spec", "startBefore"), str(error))
+        yield from _check_run(manifest, replay, claims, groups)
     for manifest in _of_kind(manifests, "Inspection"):
         inspection = parse_spec(InspectionSpec, manifest.body)
         yield from _check_policy_name(manifest, inspection.policy_ref, names)
-        yield from _check_inspection(manifest, inspection, claims, groups)
+        yield from _check_run(manifest, inspection, claims, groups)
 
 
 def resolve(
@@ -520,19 +522,22 @@ def _check_policy_name(
         yield finding_at(manifest, LintRule.POLICY_NOT_FOUND, path, problem)
 
 
-def _check_replay(
+def _check_run(
     manifest: Manifest,
-    spec: ReplaySpec,
+    spec: ReplaySpec | InspectionSpec,
     claims: Sequence[Claim],
     groups: Sequence[_Group],
-    now: datetime,
 ) -> Iterator[Finding]:
-    if error := start_is_too_late(spec.start_before, now):
-        yield finding_at(manifest, LintRule.of(error), ("spec", "startBefore"), str(error))
+    """Yield each part of a Replay or an Inspection that its policy or connection does not allow."""
     policy = _policy(manifest, spec.policy_ref, claims, groups)
     if policy is None or policy.connection is None or not policy.has_permissions:
         return
-    for error in _replay_violations(spec, policy, policy.connection.spec):
+    connection = policy.connection.spec
+    if isinstance(spec, ReplaySpec):
+        errors = _replay_violations(spec, policy, connection)
+    else:
+        errors = _inspection_violations(spec, policy, connection)
+    for error in errors:
         yield _finding(manifest, error, ("spec", "policyRef", "name"))
 
 
@@ -569,16 +574,6 @@ def _replay_violations(
             replays.rocketmq_access(connection.rocketmq, policy.through)
         except RedriveError as error:
             yield error
-
-
-def _check_inspection(
-    manifest: Manifest, spec: InspectionSpec, claims: Sequence[Claim], groups: Sequence[_Group]
-) -> Iterator[Finding]:
-    policy = _policy(manifest, spec.policy_ref, claims, groups)
-    if policy is None or policy.connection is None or not policy.has_permissions:
-        return
-    for error in _inspection_violations(spec, policy, policy.connection.spec):
-        yield _finding(manifest, error, ("spec", "policyRef", "name"))
 
 
 def _inspection_violations(
