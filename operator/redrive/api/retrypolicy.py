@@ -290,7 +290,16 @@ class RetryPolicySpec(Choices, model.CheckedModel):
 
 
 class Backlog(model.StatusModel):
-    """Backlog of the policy's own subscriptions."""
+    """Backlog of the policy's own subscriptions, and their consumers."""
+
+    source: Annotated[int, Field(ge=0)] | None = None
+    """Number of messages of the source topic that the subscription has not processed yet."""
+
+    source_consumers: Annotated[int, Field(ge=0)] | None = None
+    """Number of connected consumers of the source topic, of the partition that has most."""
+
+    retry_consumers: Annotated[int, Field(ge=0)] | None = None
+    """Number of connected consumers of the retry topic, of the partition that has most."""
 
     retry: Annotated[int, Field(ge=0)]
     """Number of messages that wait in the retry topic for their next attempt, due or not."""
@@ -309,6 +318,14 @@ class Backlog(model.StatusModel):
 
     oldest_dead_letter_time: Timestamp | None = None
     """Time at which the oldest dead letter was stored. Absent without dead letters."""
+
+    dead_letter_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Approximate size of the dead letters in bytes, of the partition that has most. Absent if they
+    are discarded."""
+
+    dead_letter_quota_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Backlog quota of a partition of the dead-letter topic, in bytes. Absent if it is unlimited,
+    and without dead letters if the policy does not set it."""
 
     observed_time: Timestamp | None = None
     """Time at which these figures were read from the broker."""

@@ -82,10 +82,15 @@ class PolicyStatus(TypedDict):
     reason: str
     message: str
     readySince: str | None
+    unprocessed: int | None
+    sourceConsumers: int | None
+    retryConsumers: int | None
     waiting: int | None
     due: int | None
     deadLetters: int | None
     deadLettersLastHour: int | None
+    deadLetterBytes: int | None
+    deadLetterQuotaBytes: int | None
     oldestDeadLetterTime: str | None
     expiryTime: str | None
     observedTime: str | None

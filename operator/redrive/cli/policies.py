@@ -51,7 +51,7 @@ from redrive.cli.output import (
 )
 from redrive.cli.policy_actions import refreshed
 from redrive.kube import resources
-from redrive.policy.values import parse_duration
+from redrive.policy.values import parse_duration, size_text
 
 DEAD_LETTERS = "DeadLetters"
 """Reason of `Attention` for a policy that has dead letters."""
@@ -272,6 +272,7 @@ class View:
         yield "ready", f"{ready}{since}"
         state = "not readable" if connection is None else _state_of(connection)
         yield "connection", f"{item['connection']}, {state}"
+        yield "consumers", _consumers_text(item)
         due = f", of which {item['due']} are due" if item["waiting"] and item["due"] else ""
         yield "waiting", None if item["waiting"] is None else f"{item['waiting']}{due}"
         yield "dead", _dead_text(item, at)
@@ -292,6 +293,16 @@ class View:
                 yield "attention", f"{attention['reason']}: {attention['message']}"
 
 
+def _consumers_text(item: PolicyStatus) -> str | None:
+    """Return the consumers of both topics; None before a first reading."""
+    on_source, on_retry = item["sourceConsumers"], item["retryConsumers"]
+    if on_retry is None:
+        return None
+    source = "unknown" if on_source is None else str(on_source)
+    backlog = f"; backlog {item['unprocessed']}" if item["unprocessed"] is not None else ""
+    return f"{source} on the source topic, {on_retry} on the retry topic{backlog}"
+
+
 def _dead_text(item: PolicyStatus, at: datetime) -> str | None:
     if not item["deadLetters"]:
         return None if item["deadLetters"] is None else "0"
@@ -299,7 +310,15 @@ def _dead_text(item: PolicyStatus, at: datetime) -> str | None:
     recent = f"; {new} came in the last hour" if new else ""
     oldest = f"{recent}; oldest {age_of(item['oldestDeadLetterTime'], at)}"
     expiry = item["expiryTime"] and f"; the first expires {local_time(item['expiryTime'], at)}"
-    return f"{item['deadLetters']}{oldest}{expiry or ''}"
+    return f"{item['deadLetters']}{oldest}{expiry or ''}{_size_text(item)}"
+
+
+def _size_text(item: PolicyStatus) -> str:
+    """Return the size of dead letters, with the quota if there is one."""
+    size, quota = item["deadLetterBytes"], item["deadLetterQuotaBytes"]
+    if not size:
+        return ""
+    return f"; {size_text(size)}{f' of {size_text(quota)}' if quota else ''}"
 
 
 def _replay_pairs(records: Sequence[ReplayRecord], at: datetime) -> Iterator[tuple[str, object]]:
@@ -309,6 +328,7 @@ def _replay_pairs(records: Sequence[ReplayRecord], at: datetime) -> Iterator[tup
     ended = [record for record in records if record["phase"] in ENDED and record["mode"] == "Run"]
     for record in ended[:1]:
         moved = f"{record['moved'] or 0} moved, {record['refused'] or 0} refused"
+        moved += f", {record['deadAgain']} dead again" if record["deadAgain"] else ""
         time_ago = f"{age_of(record['completionTime'], at)} ago"
         parts = record["name"], record["result"], moved, time_ago
         yield (
@@ -336,10 +356,15 @@ def policy_status(body: Body) -> PolicyStatus:
         "reason": ready.get("reason", ""),
         "message": ready.get("message", ""),
         "readySince": ready.get("lastTransitionTime"),
+        "unprocessed": backlog.get("source"),
+        "sourceConsumers": backlog.get("sourceConsumers"),
+        "retryConsumers": backlog.get("retryConsumers"),
         "waiting": backlog.get("retry"),
         "due": backlog.get("retryDue"),
         "deadLetters": backlog.get("deadLetter"),
         "deadLettersLastHour": backlog.get("deadLettersLastHour"),
+        "deadLetterBytes": backlog.get("deadLetterBytes"),
+        "deadLetterQuotaBytes": backlog.get("deadLetterQuotaBytes"),
         "oldestDeadLetterTime": backlog.get("oldestDeadLetterTime"),
         "expiryTime": _expiry(spec, backlog),
         "observedTime": backlog.get("observedTime"),

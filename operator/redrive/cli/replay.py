@@ -444,6 +444,8 @@ def plan_fields(plan: Body, policy: Body) -> Iterator[tuple[str, object]]:
     limit = spec.get("rateLimit")
     rate = "unlimited" if limit is None else f"at most {limit['messages']} in {limit['per']}"
     yield "target", _destination(spec.get("target") or {}, policy)
+    if policy.get("kind") == POLICIES.kind:
+        yield "safety", (policy["spec"].get("replay") or {}).get("safety") or "Idempotent"
     yield "rate", f"{rate}{time_needed}"
     if review := run.get("review"):
         yield "in review", f"ends at {local_time(review['expiryTime'], now())}"

@@ -20,7 +20,7 @@ from redrive.api.inspection import InspectedMessages
 from redrive.inspection.reader import MessageReading
 from redrive.inspection.record import Recorder
 from redrive.inspection.summary import CauseGroup, Summary
-from redrive.policy.values import time_text
+from redrive.policy.values import size_text, time_text
 
 BINS = 48
 """Bars of the plot of arrivals."""
@@ -182,7 +182,7 @@ def _add_tiles(main: ET.Element, summary: Summary, causes: int) -> None:
         (str(causes), "causes"),
         (str(len(summary.keys)), "different keys"),
         (str(messages - summary.replays[0]), "replayed, and back"),
-        (_bytes(summary.payload_bytes // messages) if messages else "-", "average size"),
+        (size_text(summary.payload_bytes // messages) if messages else "-", "average size"),
     ):
         tile = ET.SubElement(tiles, "div", {"class": "tile"})
         _add(tile, "b", number)
@@ -380,10 +380,3 @@ def _duration(milliseconds: int) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds} seconds" if seconds > 1 else "1 second or less"
-
-
-def _bytes(size: int) -> str:
-    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"

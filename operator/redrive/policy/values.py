@@ -164,6 +164,15 @@ def parse_size(text: str) -> int:
     return int(digits) * _UNITS[text.removeprefix(digits)]
 
 
+def size_text(size: int) -> str:
+    """Return a number of bytes for people, with three digits."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            number = size / unit
+            return f"{number:.0f} {name}" if number >= 100 else f"{number:.3g} {name}"  # noqa: PLR2004
+    return f"{size} B"
+
+
 _Segments = tuple[tuple[str, ...], ...]
 
 

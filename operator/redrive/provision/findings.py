@@ -132,8 +132,9 @@ BACKLOG_UNCHANGED_AFTER = timedelta(hours=1)
 def is_backlog_worth_writing(written: Backlog | None, current: Backlog) -> bool:
     """Return True if *current* should replace *written* in the status.
 
-    A start, an end or a large change is written at once, a small change every ten minutes, and
-    unchanged figures hourly. Otherwise a thousand policies would be a thousand writes a minute.
+    A start, an end or a large change of retries or dead letters is written at once, like the first
+    and the last consumer. Other changes are written every ten minutes, and unchanged figures
+    hourly. Otherwise a thousand policies would be a thousand writes a minute.
     """
     if written is None or written.observed_time is None or current.observed_time is None:
         return True
@@ -144,6 +145,8 @@ def is_backlog_worth_writing(written: Backlog | None, current: Backlog) -> bool:
         age >= BACKLOG_CHANGED_AFTER
         or _moved(written.retry, current.retry)
         or _moved(written.dead_letter, current.dead_letter)
+        or bool(written.source_consumers) != bool(current.source_consumers)
+        or bool(written.retry_consumers) != bool(current.retry_consumers)
     )
 
 

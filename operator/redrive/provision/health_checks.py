@@ -118,36 +118,47 @@ class Reading:
     def backlog(self) -> Backlog:
         """Return the backlog of the policy's own subscriptions."""
         return backlog_of(
+            self.own_source,
             self.retries,
             self.dead_letter.get(self.policy.dead_letter_subscription),
+            quota=self.quota,
             discards=not self.policy.dead_letters,
             now=self.begun,
         )
 
 
-def backlog_of(
+def backlog_of(  # noqa: PLR0913  figures of one policy
+    source: SubscriptionStats | None,
     retry: SubscriptionStats | None,
     dead_letter: SubscriptionStats | None,
     *,
+    quota: int | None = None,
     discards: bool,
     now: datetime,
 ) -> Backlog:
     """Return the backlog of the policy's own subscriptions; a missing one counts as 0.
 
     Args:
-        retry: subscription of the policy on its retry topic.
+        source: subscription of the policy on its source topic; figures of a missing one are absent.
+        retry: subscription on its retry topic.
         dead_letter: subscription on its dead-letter topic.
+        quota: see `Reading`.
         discards: True if the policy has no dead-letter topic.
         now: time of the reading.
     """
     dead = None if discards else dead_letter
     oldest = None if dead is None else dead.oldest
     return Backlog(
+        source=None if source is None else source.backlog,
+        source_consumers=None if source is None else source.consumers,
+        retry_consumers=0 if retry is None else retry.consumers,
         retry=0 if retry is None else retry.backlog,
         retry_due=0 if retry is None else retry.due,
         dead_letter=None if discards else 0 if dead is None else dead.backlog,
         # In whole seconds, as it is written: otherwise each poll would see a change.
         oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),
+        dead_letter_bytes=None if discards else 0 if dead is None else dead.bytes,
+        dead_letter_quota_bytes=None if discards else quota,
         observed_time=now.replace(microsecond=0),
     )
 

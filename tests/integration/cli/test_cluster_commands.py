@@ -69,7 +69,9 @@ def _objects(client: Client) -> None:
         "conditions": [READY, storm],
         "warnings": ["RetryStorm"],
         "backlog": backlog
-        | {"deadLetter": 140, "deadLettersLastHour": 9, "oldestDeadLetterTime": AT},
+        | {"deadLetter": 140, "deadLettersLastHour": 9, "oldestDeadLetterTime": AT}
+        | {"source": 310, "sourceConsumers": 2, "retryConsumers": 1}
+        | {"deadLetterBytes": 430 * 2**20, "deadLetterQuotaBytes": 10 * 2**30},
         "replays": [result],
     }
     status["blockedKeys"] = [BLOCKED, BLOCKED | {"keyHash": "a" * 12, "behind": 6}]
@@ -94,7 +96,9 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "quiet" in shop.run("status", "--all")
     one = shop.run("status", "orders")
     assert "  connection   " in one
+    assert "  consumers    2 on the source topic, 1 on the retry topic; backlog 310\n" in one
     assert "  waiting      12, of which 3 are due\n" in one
+    assert "; 430 MiB of 10 GiB\n" in one
     assert "/main, ready" in one
     assert "last replay  gone  Completed  4 moved, 0 refused" in one
     assert f"Causes: redrive causes orders -n {shop.name}\n" in one

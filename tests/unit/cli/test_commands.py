@@ -143,6 +143,17 @@ def test_plan_without_target_shows_the_default(spec: Body) -> None:
     assert dict(replay_command.plan_fields(plan, {}))["target"] == "Retry"
 
 
+@pytest.mark.parametrize(
+    ("replay", "safety"), [(None, "Idempotent"), ({"safety": "ReconcileFirst"}, "ReconcileFirst")]
+)
+def test_plan_shows_the_safety_of_the_policy(replay: Body | None, safety: str) -> None:
+    plan = {"spec": {}, "status": {"run": {"counts": {"left": 1}}}}
+    policy = {"kind": "RetryPolicy", "spec": {"replay": replay}}
+    assert dict(replay_command.plan_fields(plan, policy))["safety"] == safety
+    other = {"kind": "RocketMQRetryPolicy", "spec": {}}  # which has no such rule
+    assert "safety" not in dict(replay_command.plan_fields(plan, other))
+
+
 def test_replay_offers_all_confirmations_of_the_api() -> None:
     types = {option.name: option.type for option in replay_command.replay.params}
     offered = types["confirmations"]

@@ -19,6 +19,7 @@ from redrive.policy.values import (
     parse_duration,
     parse_size,
     reads_directly,
+    size_text,
     to_timedelta,
 )
 
@@ -119,6 +120,21 @@ def test_size_is_parsed_as_a_kubernetes_quantity(text: str, size: int) -> None:
 def test_size_without_unit_or_whole_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpecError, match="write it like 512Mi or 10Gi"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1_023, "1023 B"),
+        (1_536, "1.5 KiB"),
+        (1_023 * 2**10, "1023 KiB"),
+        (430 * 2**20, "430 MiB"),
+        (10 * 2**30, "10 GiB"),
+        (5 * 2**40, "5120 GiB"),
+    ],
+)
+def test_size_is_shown_without_an_exponent(size: int, text: str) -> None:
+    assert size_text(size) == text
 
 
 STARS = {"/": "[^/]*", ".": "[^.]*", "\n": ".*"}

@@ -262,14 +262,24 @@ def subscription_with(
 
 def test_backlog_is_read_as_it_was_written() -> None:
     backlog = backlog_of(
-        subscription_with(3, delayed=1), subscription_with(41, MOMENT), discards=False, now=READ
+        replace(subscription_with(310), consumers=2),
+        replace(subscription_with(3, delayed=1), consumers=1),
+        replace(subscription_with(41, MOMENT), bytes=900),
+        quota=1_000,
+        discards=False,
+        now=READ,
     )
     written = figures_patch(backlog, ())
     assert written == {
         "backlog": {
+            "source": 310,
+            "sourceConsumers": 2,
+            "retryConsumers": 1,
             "retry": 3,
             "retryDue": 2,
             "deadLetter": 41,
+            "deadLetterBytes": 900,
+            "deadLetterQuotaBytes": 1_000,
             "deadLettersLastHour": None,
             "oldestDeadLetterTime": "2026-11-21T09:00:00Z",
             "observedTime": "2026-11-21T09:01:00Z",
@@ -281,16 +291,18 @@ def test_backlog_is_read_as_it_was_written() -> None:
 
 def test_backlog_without_messages_clears_its_fields() -> None:
     observed = {"observedTime": "2026-11-21T09:01:00Z"}
-    none = figures_patch(backlog_of(None, subscription_with(0), discards=False, now=READ), ())[
-        "backlog"
-    ]
+    empty = subscription_with(0)
+    none = figures_patch(backlog_of(None, None, empty, discards=False, now=READ), ())["backlog"]
     counts: dict[str, Any] = {"retry": 0, "retryDue": 0, "deadLetter": 0, **observed}
-    counts |= {"deadLettersLastHour": None}
+    counts |= {"source": None, "sourceConsumers": None, "retryConsumers": 0}
+    counts |= {"deadLetterBytes": 0, "deadLetterQuotaBytes": None, "deadLettersLastHour": None}
     assert none == {**counts, "oldestDeadLetterTime": None}
-    discards = figures_patch(backlog_of(subscription_with(2), None, discards=True, now=READ), ())[
+    retry = subscription_with(2)
+    discards = figures_patch(backlog_of(empty, retry, None, quota=9, discards=True, now=READ), ())[
         "backlog"
     ]
-    counts |= {"retry": 2, "retryDue": 2, "deadLetter": None}
+    counts |= {"source": 0, "sourceConsumers": 0, "retry": 2, "retryDue": 2}
+    counts |= {"deadLetter": None, "deadLetterBytes": None}
     assert discards == {**counts, "oldestDeadLetterTime": None}
 
 
@@ -321,13 +333,21 @@ def test_changed_backlog_is_written_at_once_if_large(
     assert is_worth(BACKLOG_CHANGED_AFTER) is (before != now)
 
 
+@pytest.mark.parametrize("field", ["source_consumers", "retry_consumers"])
+def test_first_and_last_consumer_are_written_at_once(field: str) -> None:
+    def is_worth(before: int | None, now: int) -> bool:
+        written = Backlog(retry=0, observed_time=MOMENT).model_copy(update={field: before})
+        backlog = Backlog(retry=0, observed_time=MOMENT + AT_ONCE).model_copy(update={field: now})
+        return is_backlog_worth_writing(written, backlog)
+
+    changes = [(None, 1), (0, 1), (1, 0), (1, 2), (0, 0), (None, 0)]
+    assert [is_worth(*change) for change in changes] == [True] * 3 + [False] * 3
+
+
 def test_unchanged_backlog_is_written_hourly() -> None:
-    written = backlog_of(
-        subscription_with(3), subscription_with(41, MOMENT), discards=False, now=MOMENT
-    )
-    backlog = partial(
-        backlog_of, subscription_with(3), subscription_with(41, MOMENT), discards=False
-    )
+    topics = subscription_with(0), subscription_with(3), subscription_with(41, MOMENT)
+    backlog = partial(backlog_of, *topics, discards=False)
+    written = backlog(now=MOMENT)
     assert not is_backlog_worth_writing(written, backlog(now=READ))
     assert not is_backlog_worth_writing(
         written, backlog(now=MOMENT + BACKLOG_UNCHANGED_AFTER * 0.9)
