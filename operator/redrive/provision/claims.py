@@ -146,16 +146,13 @@ class Conflicts:
         policies.listen(self._policy_changed)
         connections.listen(self._connection_changed)
 
-    def rivals(self, key: Key) -> frozenset[Key]:
-        """Return the policies that claim a name which *key* claims, too.
+    def oldest_first(self, key: Key) -> Iterator[Key]:
+        """Yield the rivals by age: the policies that claim a name which *key* claims, too.
 
         They include policies whose source topic is a retry or dead-letter topic of *key*, and
-        policies that have the source topic of *key* as such a topic.
+        policies that have the source topic of *key* as such a topic. No more of them are visited
+        than the caller reads.
         """
-        return frozenset(self.oldest_first(key))
-
-    def oldest_first(self, key: Key) -> Iterator[Key]:
-        """Yield the rivals by age, and visit no more of them than the caller reads."""
         names = self._names.get(key)
         met = () if names is None else names.met()
         before = None

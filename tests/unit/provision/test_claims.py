@@ -153,7 +153,7 @@ def test_conflicts_index_finds_rivals_and_enqueues_changes(
             pairs[name] = pair, through
             table.put(make_policy(policy, name, pair, generation, through))
         for other in pairs:
-            assert conflicts.rivals(Key("shop", other)) == rivals(pairs, other)
+            assert set(conflicts.oldest_first(Key("shop", other))) == rivals(pairs, other)
             if other != name and before[other] != rivals(pairs, other):
                 assert Key("shop", other) in woken
 
@@ -199,7 +199,7 @@ def test_same_names_at_different_brokers_do_not_conflict(
     table = Cache(policy(n, connectionRef={"name": n}) for n in numbers)
     woken: list[Key] = []
     conflicts = Conflicts(table, connections, woken.append)
-    assert not any(conflicts.rivals(Key("shop", n)) for n in numbers)
+    assert not any(conflicts.has_rivals(Key("shop", n)) for n in numbers)
     table.put(policy("7", connectionRef={"name": "7"}, generation=8, maxRetries=3))
     assert woken == []
 
@@ -212,9 +212,9 @@ def test_changed_broker_of_connection_updates_conflicts(policy: MakeBody) -> Non
     steps = [("http://two", set()), ("http://one", {"b"}), ("http://three", set())]
     for generation, (url, met) in enumerate(steps, start=1):
         woken.clear()
-        before = {key.name for key in conflicts.rivals(Key("shop", "a"))}
+        before = {key.name for key in conflicts.oldest_first(Key("shop", "a"))}
         connections.put(connection_body("late", url, generation))
-        assert {key.name for key in conflicts.rivals(Key("shop", "a"))} == met
+        assert {key.name for key in conflicts.oldest_first(Key("shop", "a"))} == met
         assert ("a" in woken) == (before != met)
 
 
@@ -226,9 +226,9 @@ def test_policy_without_connection_keeps_its_claim(
     table = Cache([policy("a"), policy("b", connectionRef={"name": "twin"})])
     conflicts = Conflicts(table, connections, lambda _: None)
     connections.drop(main)
-    assert conflicts.rivals(Key("shop", "b")) == {Key("shop", "a")}
+    assert [*conflicts.oldest_first(Key("shop", "b"))] == [Key("shop", "a")]
     table.drop(policy("a"))
-    assert not conflicts.rivals(Key("shop", "b"))
+    assert not conflicts.has_rivals(Key("shop", "b"))
 
 
 class Colliding:
