@@ -91,6 +91,7 @@ class Processor:
         one_attempt: for consumers that call handlers.
         ready: returns the next message if that takes no waiting; None if middleware may wait then.
             See also `add_ready`.
+        closed: True after `close`.
 
     Args:
         guard: the one of *middleware* that pauses the consumer in outages; None without one.
@@ -127,7 +128,7 @@ class Processor:
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._settling = UnderWay()
-        self._closed = False
+        self.closed = False
         self._nacked_until = 0.0
         receive: Receive = self._take
         settle: Settle = self._carry_out
@@ -157,14 +158,9 @@ class Processor:
         return len(self._in_flight)
 
     @property
-    def closed(self) -> bool:
-        """Return True after `close`."""
-        return self._closed
-
-    @property
     def connected(self) -> bool:
         """Return True if there is a connection for the source and the retry topic."""
-        return not self._closed and self.parts.incoming.connected
+        return not self.closed and self.parts.incoming.connected
 
     @property
     def outages(self) -> tuple[Outage, ...]:
@@ -321,7 +317,7 @@ class Processor:
 
     def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
         self.owner.check()
-        if self._closed:  # by a thread that no longer waited for this one
+        if self.closed:  # by a thread that no longer waited for this one
             return
         burst: Burst | None = getattr(message, "redrive", None)
         topic = message.topic_name() if burst is None else burst.topic
@@ -358,9 +354,9 @@ class Processor:
             self._close_parts(deadline)
 
     def _close_parts(self, deadline: Deadline) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         unsettled = len(self._in_flight)
         self.parts.close(deadline)
         if unsettled:

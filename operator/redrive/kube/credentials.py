@@ -124,6 +124,9 @@ def _parsed(
 class KeptCredentials:
     """Cached credentials of one connection, shared by all its users.
 
+    Attributes:
+        held: the latest credentials.
+
     Args:
         read: reads them; raises a `RedriveError` on failure.
         clock: monotonic seconds.
@@ -140,15 +143,10 @@ class KeptCredentials:
         self._clock = clock
         self._hosts = hosts
         self._reading = asyncio.Lock()
-        self._held = Access()
+        self.held = Access()
         self._material: Material | None = None
         self._failure: RedriveError | None = None
         self._due = self._read_at = self._valid_until = float("-inf")
-
-    @property
-    def held(self) -> Access:
-        """Return the latest credentials."""
-        return self._held
 
     async def refresh(self) -> None:
         """Read the credentials again if they are due.
@@ -174,11 +172,11 @@ class KeptCredentials:
             RedriveError: the read failed.
         """
         async with self._reading:
-            if self._held is refused and self._clock() >= self._read_at + REFUSED_SECONDS:
+            if self.held is refused and self._clock() >= self._read_at + REFUSED_SECONDS:
                 await self._read_now()
-            if self._failure is not None and (self._held is refused or not self._is_valid()):
+            if self._failure is not None and (self.held is refused or not self._is_valid()):
                 raise self._failure
-            return None if self._held is refused else self._held
+            return None if self.held is refused else self.held
 
     def _is_valid(self) -> bool:
         """Return True if the cached credentials may be used, even if the last read failed."""
@@ -204,7 +202,7 @@ class KeptCredentials:
         kept = CACHE_SECONDS if material.lifetime is None else lifetime * (1 - _EARLY)
         self._due = max(began + kept, self._read_at + REFUSED_SECONDS)
         if material != self._material:
-            self._held = _access(material, self._hosts)
+            self.held = _access(material, self._hosts)
             self._material = material
 
 

@@ -92,6 +92,7 @@ class RangeOutcome:
         proven: True if the target has proved to deduplicate, or does not need to.
         stored_in: target partitions in which this lease has stored a message.
         settled: bitmap of moved or refused entries.
+        parts: bitmap of entries that are chunks of received messages.
     """
 
     def __init__(self, partly: Parts, uid: str, *, proven: bool = False) -> None:
@@ -115,7 +116,7 @@ class RangeOutcome:
         self._sizes: dict[int, int] = {}
         self._chunks: dict[int, EntryId] = {}
         self._empty = bitmap.EMPTY
-        self._parts = bitmap.EMPTY
+        self.parts = bitmap.EMPTY
         self._discarded = bitmap.EMPTY
 
     def read(self, offset: int, size: int, first_chunk: EntryId | None) -> None:
@@ -175,12 +176,7 @@ class RangeOutcome:
     def add_parts(self, chunks: Iterable[int]) -> None:
         """Record the entries of a message in chunks, without the last one."""
         for offset in chunks:
-            self._parts |= 1 << offset
-
-    @property
-    def parts(self) -> int:
-        """Return a bitmap of entries that are chunks of received messages."""
-        return self._parts
+            self.parts |= 1 << offset
 
     def discard(self, entries: int) -> None:
         """Record entries that were acknowledged because no client can show them."""

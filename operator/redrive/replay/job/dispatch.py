@@ -314,9 +314,7 @@ class Dispatch:
         now = time.monotonic()
         if self._unavailable_since is None:
             self._unavailable_since = now
-        is_transient = broker.may_pass(error) or (
-            isinstance(error, RedriveError) and error.reason == SUBSCRIPTION_MISSING
-        )
+        is_transient = broker.may_pass(error) or error.reason == SUBSCRIPTION_MISSING
         if not is_transient or now - self._unavailable_since > broker.WAIT_SECONDS:
             raise error
         logger.warning("lease failed, retrying: %s", error)
