@@ -252,7 +252,8 @@ async def _run(inspection: Body, ctx: Context) -> SparkRun:
     """
     image_template = template_of_jobs("Inspections", ctx)
     jobs = ctx.applications[resources.JOBS]
-    job = jobs.get(_job_key(inspection))
+    name = launch.name_of(inspection, resources.INSPECTIONS)
+    job = jobs.get(Key(namespace_of(inspection), name))
     if job is None:
         job = await _launch(inspection, image_template, ctx)
         jobs.put(job)
@@ -282,10 +283,6 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
                 got=error.reason,
                 remedy="create another Inspection once it does",
             ) from error
-
-
-def _job_key(inspection: Body) -> Key:
-    return Key(namespace_of(inspection), launch.name_of(inspection, resources.INSPECTIONS))
 
 
 async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:

@@ -20,12 +20,7 @@ from redrive.api.model import parse, parse_spec
 from redrive.api.permissions import NAMESPACE, NamespaceRule, Permissions
 from redrive.api.replay import PolicyKind, PolicyRef, ReplaySpec
 from redrive.api.retrypolicy import Chaining, ConnectionRef, RetryPolicySpec
-from redrive.api.rocketmq import (
-    RocketMQInspection,
-    RocketMQReplays,
-    RocketMQRetryPolicySpec,
-    RocketMQRule,
-)
+from redrive.api.rocketmq import RocketMQRetryPolicySpec, RocketMQRule
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.inspection import checks as inspections
 from redrive.kube.resources import SECRETS, USABLE_BY, Key
@@ -478,20 +473,17 @@ def _check_consents(
         by_key[_key(secret)].append(secret)
     for claim in claims if secrets else ():
         spec = None if claim.connection is None else claim.connection.spec
-        jobs = () if spec is None else (spec.replay, spec.inspection, *_rocketmq_jobs(spec))
-        identities = filter(None, jobs)
+        rocketmq = None if spec is None else spec.rocketmq
+        identities = [
+            *(() if spec is None else (spec.replay, spec.inspection)),
+            *(() if rocketmq is None else (rocketmq.replay, rocketmq.inspection)),
+        ]
         # Loaded for manifests with Secrets only: it takes long.
         lent_objects = import_module("redrive.replay.controller.launch").lent_objects
-        for needed in chain.from_iterable(map(lent_objects, identities)):
+        for needed in chain.from_iterable(map(lent_objects, filter(None, identities))):
             if needed.resource is SECRETS:
                 for secret in by_key[Key(claim.key.namespace, needed.name)]:
                     yield from _check_consent(secret, claim.through)
-
-
-def _rocketmq_jobs(
-    spec: BrokerConnectionSpec,
-) -> tuple[RocketMQReplays | RocketMQInspection | None, ...]:
-    return () if spec.rocketmq is None else (spec.rocketmq.replay, spec.rocketmq.inspection)
 
 
 def _check_consent(secret: Manifest, connection: Key) -> Iterator[Finding]:

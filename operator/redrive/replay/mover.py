@@ -375,7 +375,9 @@ class RangeMover:
 
     def _send_all(self, window: sending.Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
         """Send *entries*; return True if one came out of order, which the next attempt sends."""
-        outcome, doubts = self._outcome, self._doubts()
+        outcome, doubts = self._outcome, list[tuple[SentTo, int]]()
+        if self._route.exactly_once:  # messages may be stored where they cannot be searched
+            doubts = [*self._unproven.items(), *self._unseen.items()]
         late, newest = False, (-1, 0)
         for entry in entries:
             keyed = [(window.key(row), row) for row in entry]
@@ -440,12 +442,6 @@ class RangeMover:
         source = str(Source(route.uid, row.partition, row.position))
         carried = envelope.for_replay(row.properties, replay=route.replay, source=source)
         return carried | {envelope.REPLAY_PROOF: self._key.proof(source, route.target)}
-
-    def _doubts(self) -> list[tuple[SentTo, int]]:
-        """Return places where messages may be stored that cannot be searched."""
-        if not self._route.exactly_once:
-            return []
-        return [*self._unproven.items(), *self._unseen.items()]
 
     def _is_acknowledged(self, offset: int) -> bool:
         """Return True if an entry was acknowledged at the last poll of the source."""
