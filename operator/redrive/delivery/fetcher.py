@@ -115,11 +115,7 @@ class Fetcher:
         return message
 
     def ready(self, *, receive: bool = False) -> pulsar.Message | None:
-        """Return the next message if the client has handed it over: that takes no waiting.
-
-        Args:
-            receive: else ask the client for it.
-        """
+        """Return a message that waits here; else, if *receive* is set, ask the client for one."""
         if self._stopping or self._pause or self._again or self._lost or self._holders:
             return None
         topics = self._turn
@@ -259,6 +255,8 @@ class Fetcher:
             message = self._due() or (None if self._holders else self._next())
             if message is not None:
                 return message
+            if self._flowing and not self._holders:  # another taker has received some meanwhile
+                continue
             wait = self._until_due(remaining)
             if not self._waking.take(wait) and wait == remaining:
                 return None

@@ -209,6 +209,34 @@ def test_rest_of_a_burst_is_not_handed_out(fast: Fetcher, end: str) -> None:
     assert messages == [f"{number}" for number in range(400)]
 
 
+def test_taker_gets_messages_of_a_burst_that_another_received(
+    subscription: Interposing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found none itself just before. Else they wait until the handler of the other ends."""
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], [Arrivals("orders", in_bursts=True)])
+    deliver(subscription, [0])
+    assert taken(fetcher, 30) == "0"
+    others: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def receive(_milliseconds: int) -> InMemoryMessage:
+        monkeypatch.undo()
+        deliver(subscription, range(1, 100))
+        (topic,) = fetcher._topics  # noqa: SLF001 - how it receives
+        topic._fast = True  # noqa: SLF001 - however slow the machine is
+        other = threading.Thread(target=lambda: others.put(taken(fetcher, 30)))
+        other.start()
+        other.join()
+        raise pulsar.Timeout
+
+    monkeypatch.setattr(subscription, "receive", receive)
+    fetcher._waking.take(0)  # noqa: SLF001 - as below
+    message = fetcher._wait(time.monotonic() + 3)  # noqa: SLF001 - as a taker that was woken
+    assert message
+    assert message.data() == b"2"
+    assert others.get_nowait() == "1"
+    fetcher.close(Deadline(10))
+
+
 def test_topics_take_turns_within_their_bursts(subscription: Interposing) -> None:
     retries = Interposing(str(POLICY.retry_topic))
     deliver(subscription, range(300))
