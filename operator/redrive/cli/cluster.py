@@ -34,14 +34,7 @@ from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.output import clean, say
 from redrive.errors import RedriveError
-from redrive.kube.resources import (
-    APPROVALS,
-    CONNECTIONS,
-    INSPECTIONS,
-    POLICIES,
-    REPLAYS,
-    Resource,
-)
+from redrive.kube.resources import APPROVALS, CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS, Resource
 
 FIELD_MANAGER = "redrive"
 PAGE = 500

@@ -12,13 +12,7 @@ from redrive.api.inspection import MAX_NEWEST
 from redrive.cli.cluster import Cluster, NotPermittedError
 from redrive.cli.documents import PlannedCause
 from redrive.cli.inspection_request import InspectionRequest
-from redrive.cli.inspection_run import (
-    extent_of,
-    one_of,
-    returned,
-    summary_of,
-    young_summary,
-)
+from redrive.cli.inspection_run import extent_of, one_of, returned, summary_of, young_summary
 from redrive.cli.output import (
     FORMATS,
     TableColumn,

@@ -31,14 +31,7 @@ from redrive.cli.output import (
     table,
 )
 from redrive.cli.policies import connection_status, needs_attention, policy_status
-from redrive.kube.resources import (
-    APPROVALS,
-    CONNECTIONS,
-    INSPECTIONS,
-    POLICIES,
-    REPLAYS,
-    Resource,
-)
+from redrive.kube.resources import APPROVALS, CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS, Resource
 
 OLDEST_KUBERNETES = (1, 32)
 _RIGHTS = (

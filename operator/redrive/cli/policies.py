@@ -16,12 +16,7 @@ import click
 from redrive.api import Body
 from redrive.api.annotations import dead_letter_requests
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
-from redrive.cli.documents import (
-    Attention,
-    ConnectionStatus,
-    PolicyStatus,
-    ReplayRecord,
-)
+from redrive.cli.documents import Attention, ConnectionStatus, PolicyStatus, ReplayRecord
 from redrive.cli.frame import (
     HAS_FINDINGS,
     ClusterFlags,

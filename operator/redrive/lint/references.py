@@ -32,11 +32,7 @@ from redrive.provision.desired import config_map_of
 from redrive.provision.ownership import shown_policy
 from redrive.provision.request import Request
 from redrive.replay.controller import checks as replays
-from redrive.replay.controller.checks import (
-    RunRequest,
-    run_violations,
-    start_is_too_late,
-)
+from redrive.replay.controller.checks import RunRequest, run_violations, start_is_too_late
 
 _GROUP: FieldPath = ("spec", "group")
 _PATTERNS = ("topics", "roles", "groups")

@@ -6,10 +6,7 @@ from redrive.api import Body
 from redrive.api.model import parse_spec
 from redrive.api.permissions import NamespaceLimits
 from redrive.api.replay import ReplayEngine, ReplaySpec, Selection, Target
-from redrive.api.rocketmq import (
-    RocketMQReplays,
-    RocketMQRetryPolicySpec,
-)
+from redrive.api.rocketmq import RocketMQReplays, RocketMQRetryPolicySpec
 from redrive.kube.connections import connection_of, rocketmq_at
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
