@@ -452,7 +452,9 @@ class TopicFetcher:
                     self.handed_over.extend(
                         burst if self._keeps is None else itertools.filterfalse(self._keeps, burst)
                     )
-            return self.handed_over.popleft() if self.handed_over else None
+            with contextlib.suppress(IndexError):  # no more, or another taker was faster
+                return self.handed_over.popleft()
+            return None
 
     def _withholds(self, message: pulsar.Message) -> bool:
         """Keep *message* also if it can't be decrypted: a renewed consumer gets such messages."""

@@ -87,7 +87,8 @@ class InFlightMessages:
         burst: Burst | None = getattr(message, "redrive", None)
         if burst is not None and (burst.open or (burst.runs and self._opened(burst))):
             address = id(message)
-            if address in self._new and self._new[address]() is not message:
+            before = self._new.get(address)
+            if before is not None and before() is not message:
                 self._dropped += 1
             self._new[address] = weakref.ref(message)
             return True
@@ -193,13 +194,15 @@ class InFlightMessages:
         """Close all bursts, and read the ids of their in-flight messages."""
         for burst in self._open[:]:
             self._close(burst)
-        while self._new:
-            _, held = self._new.popitem()
+        for address in list(self._new):
+            held = self._new.pop(address, None)
+            if held is None:  # settled meanwhile: `end` first looks without the lock
+                continue
             message = held()
             if message is None:
                 self._dropped += 1
             else:
-                self._forget(id(message))  # of a message dropped before, at the same address
+                self._forget(address)  # of a message dropped before, at the same address
                 self._hold(message, _id_of(message))
 
     def _hold(self, message: pulsar.Message, key: bytes) -> None:

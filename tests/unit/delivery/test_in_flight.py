@@ -22,6 +22,7 @@ from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage, VirtualClock
 from redrive.testing.consumers import InMemoryConsumer
 from tests.support.fake_client import BurstMessage
+from tests.support.waiting import wait_until
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BEHIND, REMEMBERED = 100, 1_000
@@ -337,6 +338,27 @@ def test_open_bursts_are_bounded(bursty: World) -> None:
     assert len(bursty.in_hand._open) <= 32  # noqa: SLF001 - the memory in question
     settle(bursty, messages)
     assert len(bursty.in_hand) == 0
+    assert not any(begin(bursty, copies_of(messages)))
+
+
+def test_message_is_settled_while_ids_of_others_are_read(
+    bursty: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = burst_of()
+    assert all(begin(bursty, messages))
+    worker = threading.Thread(target=bursty.in_hand.end, args=(messages[1],))
+
+    def read(message: pulsar.Message) -> bytes:
+        monkeypatch.undo()
+        worker.start()
+        wait_until(lambda: id(messages[1]) not in bursty.in_hand._new)  # noqa: SLF001 - the moment
+        return in_flight._id_of(message)  # noqa: SLF001 - as without this
+
+    monkeypatch.setattr(in_flight, "_id_of", read)
+    assert len(bursty.in_hand) == SIZE - 1
+    worker.join()
+    settle(bursty, [messages[0], *messages[2:]])
+    assert bursty.in_hand.may_redeliver()
     assert not any(begin(bursty, copies_of(messages)))
 
 
