@@ -41,63 +41,36 @@ from redrive.policy.verdict import Done
 _WHERE = ("policy", "policy_namespace", "source_topic", "subscription")
 """The same labels as on the series of the operator, so that both can be joined."""
 
-_COUNTERS = {
-    Name.RETRIED: Counter(
-        "redrive_consumer_retried_messages",
-        "Messages that the broker has stored in the retry topic.",
-        _WHERE,
-    ),
-    Name.RETRIED_IN_PLACE: Counter(
-        "redrive_consumer_retried_in_place_messages",
-        "Failed messages of ordered policies that wait in their consumer for the next attempt.",
-        _WHERE,
-    ),
-    Name.COPY_DROPPED: Counter(
-        "redrive_consumer_dropped_copies",
-        "Messages delivered again while in flight or soon after they were settled; not handled.",
-        _WHERE,
-    ),
-    Name.LATE_SUCCESS: Counter(
-        "redrive_consumer_late_successes",
-        "Messages handled well, but after their time-out; they may be handled again.",
-        _WHERE,
-    ),
-    Name.TAKING_STOPPED: Counter(
-        "redrive_consumer_taking_stopped",
-        "How often a consumer stopped to take messages, because too many waited to be sent.",
-        _WHERE,
-    ),
-    Name.TAKING_RESUMED: Counter(
-        "redrive_consumer_taking_resumed",
-        "How often it resumed after that.",
-        _WHERE,
-    ),
-    Name.DISCONNECTED: Counter(
-        "redrive_consumer_disconnects",
-        "Lost connections of a topic that lasted for the consumer's disconnect_timeout.",
-        _WHERE,
-    ),
-    Name.RECONNECTED: Counter(
-        "redrive_consumer_reconnects",
-        "Connections that came back after such a loss.",
-        _WHERE,
-    ),
-    Name.RECOVERED: Counter(
-        "redrive_consumer_recoveries",
-        "How often messages were redelivered whose chunks the client had dropped.",
-        _WHERE,
-    ),
-    Name.CLOCK_AHEAD: Counter(
-        "redrive_consumer_clocks_ahead",
-        "How often a consumer found the clock of its host ahead of the broker's; at most hourly.",
-        _WHERE,
-    ),
-    Name.LEFT_UNSETTLED: Counter(
-        "redrive_consumer_left_unsettled_messages",
-        "In-flight messages when their consumer was closed; the broker delivers them again.",
-        _WHERE,
-    ),
-}
+
+def _counters(rows: Iterable[tuple[Name, str, str]], *labels: str) -> dict[Name, Counter]:
+    """Return the counters of *rows*: an event, and the name and the text of its counter."""
+    return {event: Counter(name, text, (*_WHERE, *labels)) for event, name, text in rows}
+
+
+_COUNTERS = _counters((
+    (Name.RETRIED, "redrive_consumer_retried_messages",
+     "Messages that the broker has stored in the retry topic."),
+    (Name.RETRIED_IN_PLACE, "redrive_consumer_retried_in_place_messages",
+     "Failed messages of ordered policies that wait in their consumer for the next attempt."),
+    (Name.COPY_DROPPED, "redrive_consumer_dropped_copies",
+     "Messages delivered again while in flight or soon after they were settled; not handled."),
+    (Name.LATE_SUCCESS, "redrive_consumer_late_successes",
+     "Messages handled well, but after their time-out; they may be handled again."),
+    (Name.TAKING_STOPPED, "redrive_consumer_taking_stopped",
+     "How often a consumer stopped to take messages, because too many waited to be sent."),
+    (Name.TAKING_RESUMED, "redrive_consumer_taking_resumed",
+     "How often it resumed after that."),
+    (Name.DISCONNECTED, "redrive_consumer_disconnects",
+     "Lost connections of a topic that lasted for the consumer's disconnect_timeout."),
+    (Name.RECONNECTED, "redrive_consumer_reconnects",
+     "Connections that came back after such a loss."),
+    (Name.RECOVERED, "redrive_consumer_recoveries",
+     "How often messages were redelivered whose chunks the client had dropped."),
+    (Name.CLOCK_AHEAD, "redrive_consumer_clocks_ahead",
+     "How often a consumer found the clock of its host ahead of the broker's; at most hourly."),
+    (Name.LEFT_UNSETTLED, "redrive_consumer_left_unsettled_messages",
+     "In-flight messages when their consumer was closed; the broker delivers them again."),
+))  # fmt: skip
 _SUCCEEDED = Counter(
     "redrive_consumer_succeeded_attempts",
     "Attempts that succeeded: their messages are acknowledged.",
@@ -109,58 +82,28 @@ _SECONDS = Histogram(
     _WHERE,
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
 )
-_COUNTERS_BY_REASON = {
-    Name.ATTEMPT_FAILED: Counter(
-        "redrive_consumer_failed_attempts",
-        "Attempts by a handler that failed; the reason is the class of the exception.",
-        (*_WHERE, "reason"),
-    ),
-    Name.DEAD_LETTERED: Counter(
-        "redrive_consumer_dead_lettered_messages",
-        "Messages that the broker has stored in the dead-letter topic.",
-        (*_WHERE, "reason"),
-    ),
-    Name.DISCARDED: Counter(
-        "redrive_consumer_discarded_messages",
-        "Messages discarded without a dead letter, as the policy defines.",
-        (*_WHERE, "reason"),
-    ),
-    Name.DROPPED: Counter(
-        "redrive_consumer_dropped_messages",
-        "Messages whose handler failed, of a consumer that broadcasts; never handled again.",
-        (*_WHERE, "reason"),
-    ),
-    Name.HELD: Counter(
-        "redrive_consumer_held_attempts",
-        "Failures of a handler in an outage, which use up no retry; the reason is the cause of it.",
-        (*_WHERE, "reason"),
-    ),
-    Name.OUTAGE_BEGAN: Counter(
-        "redrive_consumer_outages_begun",
-        "Outages for which a consumer has paused; the reason is the cause of most failures.",
-        (*_WHERE, "reason"),
-    ),
-    Name.OUTAGE_ENDED: Counter(
-        "redrive_consumer_outages_ended",
-        "Outages that have ended, because a message was handled.",
-        (*_WHERE, "reason"),
-    ),
-    Name.OUTAGE_IGNORED: Counter(
-        "redrive_consumer_outages_ignored",
-        "Outages during which a consumer resumes: they last too long, or are overridden.",
-        (*_WHERE, "reason"),
-    ),
-    Name.NEGATIVELY_ACKNOWLEDGED: Counter(
-        "redrive_consumer_negatively_acknowledged_messages",
-        "Messages returned to the broker; the reason is the class of the cause, or empty.",
-        (*_WHERE, "reason"),
-    ),
-    Name.UNSENT: Counter(
-        "redrive_consumer_unsent_messages",
-        "Sends without a receipt from the next topic, which are repeated.",
-        (*_WHERE, "reason"),
-    ),
-}
+_COUNTERS_BY_REASON = _counters((
+    (Name.ATTEMPT_FAILED, "redrive_consumer_failed_attempts",
+     "Attempts by a handler that failed; the reason is the class of the exception."),
+    (Name.DEAD_LETTERED, "redrive_consumer_dead_lettered_messages",
+     "Messages that the broker has stored in the dead-letter topic."),
+    (Name.DISCARDED, "redrive_consumer_discarded_messages",
+     "Messages discarded without a dead letter, as the policy defines."),
+    (Name.DROPPED, "redrive_consumer_dropped_messages",
+     "Messages whose handler failed, of a consumer that broadcasts; never handled again."),
+    (Name.HELD, "redrive_consumer_held_attempts",
+     "Failures of a handler in an outage, which use up no retry; the reason is the cause of it."),
+    (Name.OUTAGE_BEGAN, "redrive_consumer_outages_begun",
+     "Outages for which a consumer has paused; the reason is the cause of most failures."),
+    (Name.OUTAGE_ENDED, "redrive_consumer_outages_ended",
+     "Outages that have ended, because a message was handled."),
+    (Name.OUTAGE_IGNORED, "redrive_consumer_outages_ignored",
+     "Outages during which a consumer resumes: they last too long, or are overridden."),
+    (Name.NEGATIVELY_ACKNOWLEDGED, "redrive_consumer_negatively_acknowledged_messages",
+     "Messages returned to the broker; the reason is the class of the cause, or empty."),
+    (Name.UNSENT, "redrive_consumer_unsent_messages",
+     "Sends without a receipt from the next topic, which are repeated."),
+), "reason")  # fmt: skip
 
 
 def count(event: Event) -> None:

@@ -78,52 +78,39 @@ def _of_dead_letters(
     return lambda topics, now: value(topics, now) if topics.reading.policy.dead_letters else None
 
 
-_BY_ROLE: Mapping[tuple[str, str], Callable[[_Topics, datetime], Mapping[str, float | None]]] = {
-    (
-        "redrive_backlog_messages",
-        "Messages of a policy's retry or dead-letter topic that are not acknowledged.",
-    ): _backlog,
-    (
-        "redrive_due_messages",
-        "Messages that consumers can process now: the backlog without delayed messages.",
-    ): _due,
-    (
-        "redrive_deliveries_total",
-        "Messages delivered to the consumers of a policy's subscription, as the operator saw them.",
-    ): lambda topics, _: {SOURCE: topics.first, RETRY: topics.retries},
-}
-_SERIES: Mapping[tuple[str, str], Callable[[_Topics, datetime], float | None]] = {
-    (
-        "redrive_oldest_retry_age_seconds",
-        "Age of the oldest message in a policy's retry topic; 0 without any.",
-    ): _oldest_retry,
-    (
-        "redrive_longest_delay_seconds",
-        "The longest delay that a policy has between two attempts.",
-    ): lambda topics, _: topics.reading.policy.longest_delay.total_seconds(),
-    (
-        "redrive_oldest_dead_letter_age_seconds",
-        "Age of the oldest message in a policy's dead-letter topic; 0 without any.",
-    ): _of_dead_letters(
-        lambda topics, now: _seconds_since(topics.reading.backlog.oldest_dead_letter_time, now)
-    ),
-    (
-        "redrive_dead_letters_total",
-        "Messages stored in a policy's dead-letter topic, as the operator saw them.",
-    ): _of_dead_letters(lambda topics, _: topics.dead_letters),
-    (
-        "redrive_dead_letter_bytes",
-        "Size of the dead letters in the fullest partition, to which the quota applies.",
-    ): _of_dead_letters(lambda topics, _: topics.reading.dead_letter_bytes),
-    (
-        "redrive_dead_letter_quota_bytes",
-        "Bytes that a partition of the dead-letter topic may hold; absent without a limit.",
-    ): _of_dead_letters(lambda topics, _: topics.reading.quota),
-    (
-        "redrive_statistics_timestamp_seconds",
-        "Time at which the statistics of a policy's topics were read.",
-    ): lambda topics, _: topics.reading.begun.timestamp(),
-}
+_BY_ROLE: tuple[
+    tuple[str, str, Callable[[_Topics, datetime], Mapping[str, float | None]]], ...
+] = (
+    ("redrive_backlog_messages",
+     "Messages of a policy's retry or dead-letter topic that are not acknowledged.", _backlog),
+    ("redrive_due_messages",
+     "Messages that consumers can process now: the backlog without delayed messages.", _due),
+    ("redrive_deliveries_total",
+     "Messages delivered to the consumers of a policy's subscription, as the operator saw them.",
+     lambda topics, _: {SOURCE: topics.first, RETRY: topics.retries}),
+)  # fmt: skip
+_SERIES: tuple[tuple[str, str, Callable[[_Topics, datetime], float | None]], ...] = (
+    ("redrive_oldest_retry_age_seconds",
+     "Age of the oldest message in a policy's retry topic; 0 without any.", _oldest_retry),
+    ("redrive_longest_delay_seconds", "The longest delay that a policy has between two attempts.",
+     lambda topics, _: topics.reading.policy.longest_delay.total_seconds()),
+    ("redrive_oldest_dead_letter_age_seconds",
+     "Age of the oldest message in a policy's dead-letter topic; 0 without any.",
+     _of_dead_letters(lambda topics, now: _seconds_since(
+         topics.reading.backlog.oldest_dead_letter_time, now))),
+    ("redrive_dead_letters_total",
+     "Messages stored in a policy's dead-letter topic, as the operator saw them.",
+     _of_dead_letters(lambda topics, _: topics.dead_letters)),
+    ("redrive_dead_letter_bytes",
+     "Size of the dead letters in the fullest partition, to which the quota applies.",
+     _of_dead_letters(lambda topics, _: topics.reading.dead_letter_bytes)),
+    ("redrive_dead_letter_quota_bytes",
+     "Bytes that a partition of the dead-letter topic may hold; absent without a limit.",
+     _of_dead_letters(lambda topics, _: topics.reading.quota)),
+    ("redrive_statistics_timestamp_seconds",
+     "Time at which the statistics of a policy's topics were read.",
+     lambda topics, _: topics.reading.begun.timestamp()),
+)  # fmt: skip
 
 
 class TopicMetrics(Collector):
@@ -162,14 +149,14 @@ class TopicMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Return the series of all policies."""
         policies, now = tuple(self._policies.values()), self._clock()
-        for (name, text), values in _BY_ROLE.items():
+        for name, text, values in _BY_ROLE:
             family = _family(name, text, (*POLICY_LABELS, "role"))
             for topics in policies:
                 for role, number in values(topics, now).items():
                     if number is not None:
                         family.add_metric((*topics.labels, role), number)
             yield family
-        for (name, text), value in _SERIES.items():
+        for name, text, value in _SERIES:
             family = _family(name, text, POLICY_LABELS)
             for topics in policies:
                 if (number := value(topics, now)) is not None:
