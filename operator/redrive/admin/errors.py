@@ -91,24 +91,15 @@ class UnsupportedError(AdminError):
 _RAISE = "raise {} of the Pulsar namespace, or of the brokers where it sets none"
 _BY_SETTING: tuple[tuple[str, Reason, str], ...] = (
     ("maximum number of topics", Reason.LIMIT_REACHED, _RAISE.format("maxTopicsPerNamespace")),
-    (
-        "maximum number of subscriptions",
-        Reason.LIMIT_REACHED,
-        _RAISE.format("maxSubscriptionsPerTopic")
-        + "; each reader of a topic counts as a subscription",
-    ),
+    ("maximum number of subscriptions", Reason.LIMIT_REACHED,
+     _RAISE.format("maxSubscriptionsPerTopic")
+     + "; each reader of a topic counts as a subscription"),
     ("max producers limit", Reason.LIMIT_REACHED, _RAISE.format("maxProducersPerTopic")),
-    (
-        "Encryption is required",
-        Reason.ENCRYPTION_REQUIRED,
-        "disable encryptionRequired of the Pulsar namespace: a Replay has no keys",
-    ),
-    (
-        "already terminated",
-        Reason.TOPIC_TERMINATED,
-        "process its messages, then delete it; the operator recreates its own topics",
-    ),
-)
+    ("Encryption is required", Reason.ENCRYPTION_REQUIRED,
+     "disable encryptionRequired of the Pulsar namespace: a Replay has no keys"),
+    ("already terminated", Reason.TOPIC_TERMINATED,
+     "process its messages, then delete it; the operator recreates its own topics"),
+)  # fmt: skip
 """Words in the broker's answer, and the setting that causes them."""
 
 

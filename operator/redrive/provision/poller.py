@@ -452,23 +452,13 @@ CHECKS: Mapping[str, tuple[Read, checks.Checks[checks.Evidence]]] = {
     Reason.BROKER_CHANGED: (_owners, checks.Checks(checks.topics_are_elsewhere)),
     Reason.CHAINED_POLICY: (_source, checks.Checks(checks.source_is_of_redrive)),
     Reason.TOPIC_EXISTS: (_owners, checks.Checks(checks.topic_is_not_redrives)),
-    Reason.ADOPTION_NOT_ALLOWED: (
-        _owners,
-        checks.Checks(checks.topic_is_not_redrives),
-    ),
-    Reason.PARTITIONS_DIFFER: (
-        _listed,
-        checks.Checks(
-            checks.retry_topic_has_other_partitioning,
-            checks.dead_letter_topic_lacks_partitions,
-        ),
-    ),
+    Reason.ADOPTION_NOT_ALLOWED: (_owners, checks.Checks(checks.topic_is_not_redrives)),
+    Reason.PARTITIONS_DIFFER: (_listed, checks.Checks(
+        checks.retry_topic_has_other_partitioning, checks.dead_letter_topic_lacks_partitions,
+    )),
     Reason.SUBSCRIPTION_EXPIRY: (_listed, checks.Checks()),
-    Reason.CONFIG_MAP_NOT_OURS: (
-        _config_map,
-        checks.Checks(checks.config_map_is_not_ours),
-    ),
-}
+    Reason.CONFIG_MAP_NOT_OURS: (_config_map, checks.Checks(checks.config_map_is_not_ours)),
+}  # fmt: skip
 """Reason of a stalled policy → the read of its fact, and the checks of it."""
 
 
