@@ -19,9 +19,11 @@ from typing import Any
 import pulsar
 
 from redrive.admin.client import Admin
+from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
 from redrive.auth.files import source_credentials
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import PARTITION_SUFFIX, TopicName, cursor_name, is_derived
 from redrive.reading import broker
 from redrive.reading.broker import UNPARTITIONED
@@ -119,7 +121,13 @@ async def _matching(admin: Admin, selection: TopicSelection) -> list[TopicName]:
         for topic in map(TopicName.parse, sorted(single | partitioned))
         if selection.pattern.fullmatch(str(topic)) and not topic.is_system
     ]
-    topics = [topic for topic in matching if selection.derived or not is_derived(topic)]
+    if selection.derived:
+        return matching
+    named_apart = [topic for topic in matching if not is_derived(topic)]
+    owned = await asyncio.gather(
+        *(_is_owned(admin, topic, partitioned=str(topic) in partitioned) for topic in named_apart)
+    )
+    topics = [topic for topic, is_owned in zip(named_apart, owned, strict=True) if not is_owned]
     if matching and not topics:
         raise InvalidSpecError(
             "topicsPattern matches only retry topics, dead-letter topics or those beside them",
@@ -127,6 +135,15 @@ async def _matching(admin: Admin, selection: TopicSelection) -> list[TopicName]:
             remedy="set includeDerivedTopics to true to read them",
         )
     return topics
+
+
+async def _is_owned(admin: Admin, topic: TopicName, *, partitioned: bool) -> bool:
+    """Return True if a topic has the mark of a RetryPolicy; False if the role may not read it."""
+    try:
+        metadata = await admin.metadata(topic, partitioned=partitioned)
+    except (AdminForbiddenError, AdminNotFoundError):
+        return False  # a read of the topic shows the error, if it is selected
+    return bool(metadata.properties.get(TOPIC_OWNER))
 
 
 async def _partitions(admin: Admin, topic: TopicName) -> list[TopicName]:

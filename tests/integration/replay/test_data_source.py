@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, lit
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from redrive.kube.resources import TOPIC_OWNER
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.documented import SPARK, blocks
@@ -207,6 +208,9 @@ def test_pattern_reads_all_partitions_of_its_topics(desk: Desk) -> None:
 
 def test_pattern_leaves_derived_and_system_topics_out(desk: Desk) -> None:
     desk.send(desk.topic("orders"), 5)
+    for name, partitions in (("orders-late", 0), ("orders-dead", 2)):
+        desk.send(topic := desk.topic(name, partitions), 3)
+        desk.admin("PUT", topic, "/properties", {TOPIC_OWNER: "here/shop/orders"})
     for name in ("orders-billing-RETRY", "orders-billing-DLQ", "orders-billing-DLQ-LEDGER"):
         desk.send(desk.topic(name), 3)
     orders = f"persistent://{desk.namespace}/orders.*"
@@ -214,9 +218,10 @@ def test_pattern_leaves_derived_and_system_topics_out(desk: Desk) -> None:
     everything = f"persistent://{desk.namespace}/.*"
     assert numbers(desk.read(topicsPattern=everything)) == list(range(5))
     derived = desk.read(topicsPattern=everything, includeDerivedTopics="true")
-    assert numbers(derived) == list(range(14))
-    with pytest.raises(PySparkException, match="set includeDerivedTopics to true"):
-        desk.read(topicsPattern=f"persistent://{desk.namespace}/.*-DLQ").count()
+    assert numbers(derived) == list(range(20))
+    for only in (".*-DLQ", ".*-late"):
+        with pytest.raises(PySparkException, match="set includeDerivedTopics to true"):
+            desk.read(topicsPattern=f"persistent://{desk.namespace}/{only}").count()
 
 
 def test_a_refused_token_is_named_and_not_shown(desk: Desk) -> None:
