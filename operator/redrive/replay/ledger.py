@@ -18,6 +18,7 @@ from typing import Self
 
 import pulsar
 
+from redrive.admin.errors import refused_by_setting
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -63,6 +64,7 @@ class Ledger:
 
     Raises:
         FencedError: from each method, if another run owns the ledger.
+        AdminError: from each method, if the topic is terminated.
         RedriveError: from each method, if the broker does not answer for
             `broker.WAIT_SECONDS`.
     """
@@ -144,6 +146,9 @@ class Ledger:
                 raise _fenced() from error
             except pulsar.PulsarException as error:
                 problem = str(error)  # it may be stored; a repetition is safe
+                refused = f"the broker refused a record of the ledger {self._topic}"
+                if by_setting := refused_by_setting(refused, problem):
+                    raise by_setting from error
             if time.monotonic() > deadline:
                 raise RedriveError(
                     "the broker does not store a record of the ledger",

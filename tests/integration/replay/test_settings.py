@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from redrive.errors import RedriveError
-from tests.support.local_runs import replay
+from redrive.replay.job import run as runs
+from tests.support.local_engine import Local
+from tests.support.local_runs import Notes, job_of, replay, wait_until_moved
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
@@ -58,3 +62,23 @@ def test_terminated_topic_ends_a_replay_with_its_name(
         replay(provisioned)
 
     assert failure.value.reason == "TopicTerminated"
+
+
+@pytest.mark.parametrize("role", ["retry_topic", "ledger_topic"])
+def test_topic_terminated_under_a_replay_ends_it(
+    provision_policy: ProvisionPolicy, role: str
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(600)
+    topic = getattr(provisioned.policy, role)
+    job = dataclasses.replace(job_of(provisioned), rate_limit=20.0)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(runs.run, job, Local(), Notes())
+        wait_until_moved(provisioned, 20)
+        provisioned.admin("POST", topic, "terminate")
+        begun = time.monotonic()
+        with pytest.raises(RedriveError, match=topic.local) as failure:
+            running.result(120)
+
+    assert failure.value.reason == "TopicTerminated"
+    assert time.monotonic() - begun < 60
