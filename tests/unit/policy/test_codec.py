@@ -135,7 +135,10 @@ def test_unknown_policy_keys_are_ignored(added: dict[str, Any]) -> None:
     assert codec.decode(json.dumps(document() | added)) == POLICY
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '"x"', "{} {}"])
+DEEP = pytest.param("[" * 100_000, id="deep")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '"x"', "{} {}", DEEP])
 def test_policy_file_other_than_json_object_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpecError, match="a policy file"):
         codec.decode(text)
