@@ -308,8 +308,7 @@ class Reason(enum.StrEnum):
         "the maximum delay of the broker is shorter than the longest delay of the ladder",
         "raise the limit, or shorten the ladder")
     DELAYED_DELIVERY_REFUSED = _ReasonRow("DelayedDeliveryRefused", WARNING,
-        "the broker refuses the delayed-delivery settings of the retry topic, so retries come "
-        "early",
+        "the broker refuses delayed delivery of the retry topic, so retries come early",
         "allow the operator's role to set delayed delivery of topics")
     RETRIES_EARLY = _ReasonRow("RetriesEarly", WARNING,
         "the shortest delay is within the broker's tick, so it may have no effect; this broker has "
@@ -319,8 +318,7 @@ class Reason(enum.StrEnum):
         "the retry or the dead-letter topic has more partitions than it should have",
         "leave it, or set `retry.partitions` or `deadLetter.partitions`")
     SCHEMA_REFUSED = _ReasonRow("SchemaRefused", WARNING,
-        "the broker refuses to copy the source topic's schema, or a version of it, to another "
-        "topic",
+        "the broker refuses to copy the source topic's schema, or a version, to another topic",
         "allow the change, or delete the topic's schema")
     SCHEMA_NOT_ALLOWED = _ReasonRow("SchemaNotAllowed", WARNING,
         "the rules of the connection grant roles the retry or dead-letter topic but not the source "
@@ -349,9 +347,11 @@ class Reason(enum.StrEnum):
         "the Pulsar namespace accepts encrypted messages only, and Replays can't encrypt",
         "switch `encryptionRequired` off while a Replay runs")
     SENDS_REFUSED = _ReasonRow("SendsRefused", WARNING,
-        "the retry or dead-letter topic is terminated, or has its maximum of producers",
-        "delete a terminated topic once its messages are processed, or raise the setting that the "
-        "message names")
+        "a topic of the policy is terminated, or a limit makes the broker refuse messages there",
+        "do what the message says")
+    CONSUMERS_REFUSED = _ReasonRow("ConsumersRefused", WARNING,
+        "a topic of the policy has its maximum of consumers or subscriptions",
+        "raise the limit that the message names")
     RETRY_TOPIC_NOT_CONSUMED = _ReasonRow("RetryTopicNotConsumed", WARNING,
         "the retry topic has no consumers", "subscribe the consumers to it, too")
     RETRY_STORM = _ReasonRow("RetryStorm", WARNING,

@@ -44,7 +44,7 @@ from redrive.admin.internal_stats import (
     acknowledged_behind,
     read_internal_stats,
 )
-from redrive.admin.policies import KeepsBacklog, Quotas, TopicPolicy, Write
+from redrive.admin.policies import LIMITS, KeepsBacklog, Quotas, TopicPolicy, Write
 from redrive.policy.naming import TopicName
 
 T = TypeVar("T")
@@ -492,14 +492,16 @@ class Admin:
         settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
         return {**settings.quotas, **around.backlog_quotas, **(own or {})}
 
-    async def max_producers(self, namespace: str, *, max_age: float) -> int:
-        """Return the limit of a namespace, else of the broker; 0 for none. See `quotas_in_force`.
-
-        A topic can have another limit.
-        """
-        own = (await self.namespace(namespace, max_age=max_age)).max_producers
+    async def limit(self, topic: TopicName, setting: str, *, max_age: float = 0.0) -> int:
+        """Return one of the `LIMITS` of *topic*; 0 for none. See `quotas_in_force`."""
+        # Only some of these calls know `applied`; the others return the value of the topic.
+        path = f"{topic_path(topic)}/{LIMITS[setting][0]}?applied=true"
+        does = f"read {setting} of {topic}"
+        own = await self._get(does, path, model.read_limit)
+        around = await self.namespace(topic.namespace_name, max_age=max_age)
         settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return settings.max_producers if own is None else own
+        in_force = own if own is not None else {**settings.limits, **around.limits}[setting]
+        return max(0, in_force)
 
     async def _read_configuration(self) -> BrokerSettings:
         release = await self.version()

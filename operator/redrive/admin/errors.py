@@ -88,17 +88,26 @@ class UnsupportedError(AdminError):
     reason = Reason.UNSUPPORTED
 
 
-_RAISE = "raise {} of the Pulsar namespace, or of the brokers where it sets none"
+_BY_LIMIT = {
+    "maximum number of subscriptions": "maxSubscriptionsPerTopic (a reader has one, too)",
+    "max producers limit": "maxProducersPerTopic",
+    "Topic reached max consumers limit": "maxConsumersPerTopic",
+    "Subscription reached max consumers limit": "maxConsumersPerSubscription",
+    "maximum message size": "maxMessageSize",
+}
+_RAISE = (
+    "raise {} where it is set: at the topic (pulsar-admin topicPolicies), at its Pulsar namespace, "
+    "or in the configuration of the brokers"
+)
+_TERMINATED = "process its messages, then delete it; the operator recreates its own topics"
 _BY_SETTING: tuple[tuple[str, Reason, str], ...] = (
-    ("maximum number of topics", Reason.LIMIT_REACHED, _RAISE.format("maxTopicsPerNamespace")),
-    ("maximum number of subscriptions", Reason.LIMIT_REACHED,
-     _RAISE.format("maxSubscriptionsPerTopic")
-     + "; each reader of a topic counts as a subscription"),
-    ("max producers limit", Reason.LIMIT_REACHED, _RAISE.format("maxProducersPerTopic")),
+    ("maximum number of topics", Reason.LIMIT_REACHED,
+     "raise maxTopicsPerNamespace of the Pulsar namespace, or of the brokers where it sets none"),
+    *((words, Reason.LIMIT_REACHED, _RAISE.format(limit)) for words, limit in _BY_LIMIT.items()),
     ("Encryption is required", Reason.ENCRYPTION_REQUIRED,
      "disable encryptionRequired of the Pulsar namespace: a Replay has no keys"),
-    ("already terminated", Reason.TOPIC_TERMINATED,
-     "process its messages, then delete it; the operator recreates its own topics"),
+    ("already terminated", Reason.TOPIC_TERMINATED, _TERMINATED),
+    ("TopicTerminated", Reason.TOPIC_TERMINATED, _TERMINATED),  # of the client
 )  # fmt: skip
 """Words in the broker's answer, and the setting that causes them."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redrive.admin.model import bounded, name_set
-from redrive.admin.policies import Quotas, default_max_producers, default_quotas
+from redrive.admin.policies import Limits, Quotas, default_limits, default_quotas
 from redrive.policy.naming import cursor_name
 
 MOST_ENTRIES = 10**10
@@ -62,18 +62,18 @@ class BrokerSettings(NamedTuple):
 
     Attributes:
         quotas: see `default_quotas`.
-        max_producers: limit of producers of a topic; 0 for none.
+        limits: see `default_limits`.
     """
 
     persistence: AckPersistence
     quotas: Quotas
-    max_producers: int
+    limits: Limits
 
     @classmethod
     def of(cls, settings: Mapping[str, str], release: tuple[int, ...]) -> BrokerSettings:
         """Parse the configuration; see `AckPersistence.of`."""
         persistence = AckPersistence.of(settings, release)
-        return cls(persistence, default_quotas(settings), default_max_producers(settings))
+        return cls(persistence, default_quotas(settings), default_limits(settings))
 
 
 BY_DEFAULT = AckPersistence()

@@ -13,11 +13,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from redrive.admin.policies import NUMBERS, QUOTA_MAP
+from redrive.admin.policies import LIMITS, NUMBERS, QUOTA_MAP, Limits
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName
 
@@ -156,8 +156,7 @@ class NamespaceState:
         subscription_types: allowed types as the broker writes them; empty means the configuration
             of the broker.
         requires_encryption: True if unencrypted messages are refused.
-        max_producers: maximum of a topic or a partition; 0 means no limit, None the limit of the
-            broker.
+        limits: those that it sets for its topics; otherwise the broker's apply.
     """
 
     unpartitioned: frozenset[str]
@@ -170,7 +169,7 @@ class NamespaceState:
     enforces_schemas: bool = False
     subscription_types: frozenset[str] = frozenset()
     requires_encryption: bool = False
-    max_producers: int | None = None
+    limits: Limits = field(default_factory=dict)
 
     def exists(self, topic: TopicName) -> bool:
         """Return True if a topic exists, partitioned or not."""
@@ -340,6 +339,11 @@ def read_flag(answer: Any) -> bool:  # noqa: ANN401  JSON
     return answer is True
 
 
+def read_limit(answer: Any) -> int | None:  # noqa: ANN401  JSON
+    """Parse a limit; None if it is not set."""
+    return None if answer is None else bounded(answer)
+
+
 def _text_map(value: Mapping[str, Any] | None) -> dict[str, str]:
     name_set((value or {}).values())
     return dict(value or {})
@@ -369,7 +373,7 @@ def read_unpartitioned_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  
 
 def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
     """Parse the policies of a namespace for a `NamespaceState`."""
-    max_producers = answer.get("max_producers_per_topic")
+    limits = {setting: answer.get(name) for setting, (_, name) in LIMITS.items()}
     return {
         "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
         "subscription_expiry_minutes": bounded(
@@ -381,7 +385,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
         "subscription_types": name_set(answer.get("subscription_types_enabled") or ()),
         "requires_encryption": answer.get("encryption_required") is True,
-        "max_producers": None if max_producers is None else bounded(max_producers),
+        "limits": {name: bounded(limit) for name, limit in limits.items() if limit is not None},
     }
 
 

@@ -202,9 +202,30 @@ def default_quotas(settings: Mapping[str, str]) -> Quotas:
     }
 
 
-def default_max_producers(settings: Mapping[str, str]) -> int:
-    """Return the broker's limit of producers of a topic; 0 for none. See `default_quotas`."""
-    return max(0, int(_number(settings, "maxProducersPerTopic")))
+MAX_PRODUCERS = "maxProducersPerTopic"
+MAX_CONSUMERS = "maxConsumersPerTopic"
+MAX_CONSUMERS_OF_SUBSCRIPTION = "maxConsumersPerSubscription"
+MAX_SUBSCRIPTIONS = "maxSubscriptionsPerTopic"
+MAX_MESSAGE_SIZE = "maxMessageSize"
+DEFAULT_MESSAGE_SIZE = 5 * 2**20
+"""Maximum message size of a broker, by default."""
+Limits = Mapping[str, int]
+"""Limits of a topic or a partition, by setting; 0 for none."""
+LIMITS: Mapping[str, tuple[str, str]] = {
+    MAX_PRODUCERS: ("maxProducers", "max_producers_per_topic"),
+    MAX_CONSUMERS: ("maxConsumers", "max_consumers_per_topic"),
+    MAX_CONSUMERS_OF_SUBSCRIPTION: (
+        "maxConsumersPerSubscription", "max_consumers_per_subscription",
+    ),
+    MAX_SUBSCRIPTIONS: ("maxSubscriptionsPerTopic", "max_subscriptions_per_topic"),
+    MAX_MESSAGE_SIZE: ("maxMessageSize", ""),
+}  # fmt: skip
+"""Name of each limit of a topic, and field of that of its namespace, by the setting of a broker."""
+
+
+def default_limits(settings: Mapping[str, str]) -> Limits:
+    """Return the broker's own limits. See `default_quotas`."""
+    return {setting: max(0, int(_number(settings, setting))) for setting in LIMITS}
 
 
 def _number(settings: Mapping[str, str], name: str) -> float:

@@ -169,10 +169,10 @@ _CHECK_POLICY = (
 _REMEDIES: Mapping[type[Exception], str] = {
     pulsar.ConsumerBusy: "stop the consumers of another subscription type, or change "
     "subscriptionType of the RetryPolicy to theirs; or raise maxConsumersPerTopic and "
-    "maxConsumersPerSubscription of the Pulsar namespace",
+    "maxConsumersPerSubscription of the topic, its namespace and the broker",
     pulsar.NotAllowedError: "allow the subscription type, and Shared for the retry topic: "
     "pulsar-admin namespaces set-subscription-types-enabled; or raise maxSubscriptionsPerTopic of "
-    "the Pulsar namespace",
+    "the topic, its namespace and the broker",
 }
 """Refusals that a setting causes; the client does not say which."""
 

@@ -56,10 +56,11 @@ import pulsar
 from redrive.delivery.concurrency import OPEN_SECONDS, SendWatchdog, in_background, within
 from redrive.messages import NotSentError, TooBigError
 
-REMEDY = "check that the broker answers, and that this role may produce there"
+_TOO_SMALL = "that the topic has no maxMessageSize of its own, which clients do not know"
+REMEDY = f"check that the broker answers, that this role may produce there, and {_TOO_SMALL}"
 CHECK_POLICY = (
-    "check that the RetryPolicy is Ready and lists this consumer's role, and that the broker "
-    "answers"
+    "check that the RetryPolicy is Ready and lists this consumer's role, that the broker answers, "
+    f"and {_TOO_SMALL}"
 )
 _REMEDIES: Mapping[type[Exception], str] = {
     pulsar.ProducerBusy: "set maxProducersPerTopic of the topic, its namespace and the broker to "

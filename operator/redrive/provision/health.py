@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from pydantic import OnErrorOmit, TypeAdapter, ValidationError
@@ -25,7 +24,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.admin.internal_stats import AckPersistence
 from redrive.admin.model import TopicStats
-from redrive.admin.policies import size_limit
+from redrive.admin.policies import LIMITS, MAX_PRODUCERS, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready, moment_of
 from redrive.api.replay_status import FINAL
@@ -236,7 +235,7 @@ class Health:
                 sorted(producer[OUTAGE] for producer in retry.producers if OUTAGE in producer)
             ),
             blocked_keys=blocked_keys_of(retry.producers),
-            refusing=await self._refusing(asked, admin, reader),
+            **await self._refusals(asked, admin, reader),
         )
         is_owner = is_ready(body) and not asked.only_observes
         if is_owner and not _is_subscribed(policy, retry, dead_letter):
@@ -261,20 +260,28 @@ class Health:
         reading = reader.quota(admin, policy.dead_letter_topic)
         return await _if_permitted(reading, asked.key, "quota of dead letters")
 
-    async def _refusing(self, asked: Request, admin: Admin, reader: Reader) -> tuple[str, ...]:
-        """Return why topics of the policy refuse messages or producers; empty if not read."""
+    async def _refusals(self, asked: Request, admin: Admin, reader: Reader) -> dict[str, Any]:
+        """Return the fields of `Reading` about what topics refuse; without those not read."""
         policy = asked.policy
         own = [policy.retry_topic]
         own += [policy.dead_letter_topic] if policy.dead_letters else []
         own += [policy.sequences_topic] if policy.sequenced else []
+        has_ledger = policy.dead_letters and asked.connection.replay is not None
+        ledger = [policy.ledger_topic] if has_ledger else []
 
-        async def read() -> tuple[str, ...]:
-            name = policy.topic.namespace_name
-            most = await admin.max_producers(name, max_age=SETTINGS_SECONDS)
-            refusing = [await reader.refusing(admin, topic, most) for topic in own]
-            return tuple(itertools.chain.from_iterable(refusing))
+        async def read_terminated() -> tuple[TopicName, ...]:
+            topics = [*own, *ledger]
+            return tuple([topic for topic in topics if await reader.is_terminated(admin, topic)])
 
-        return await _if_permitted(read(), asked.key, "state of its topics") or ()
+        async def read_producers() -> dict[TopicName, int]:
+            topics = [topic for topic in own if limits.get(topic, {}).get(MAX_PRODUCERS)]
+            return {topic: await reader.producers(admin, topic) for topic in topics}
+
+        key = asked.key
+        terminated = await _if_permitted(read_terminated(), key, "state of its topics") or ()
+        limits = await reader.limits(admin, [*own, policy.topic])
+        producers = await _if_permitted(read_producers(), key, "producers of its topics") or {}
+        return {"terminated": terminated, "limits": limits, "producers": producers}
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader
@@ -424,6 +431,11 @@ class _Answer:
     stats: TopicStats
 
 
+class _Limit(NamedTuple):
+    at: float
+    value: int
+
+
 class Reader:
     """Reads topic statistics, of a source topic at most once in *interval* seconds.
 
@@ -439,6 +451,7 @@ class Reader:
         self._paces = paces
         self._answers: dict[TopicName, _Answer] = {}
         self._quotas: dict[TopicName, tuple[float, int | None]] = {}
+        self._limits: dict[tuple[TopicName, str], _Limit] = {}
         self._open: dict[TopicName, float] = {}
 
     async def read(
@@ -480,26 +493,61 @@ class Reader:
         partitioned = self._is_partitioned(topic)
         return await admin.acknowledged(topic, partitioned=partitioned, subscription=subscription)
 
-    async def refusing(self, admin: Admin, topic: TopicName, max_producers: int) -> list[str]:
-        """Return why a topic that was read before refuses messages or producers.
+    async def is_terminated(self, admin: Admin, topic: TopicName) -> bool:
+        """Return True if a topic that was read before is terminated; False if it does not exist.
+
+        It is read every 15 minutes.
+
+        Raises:
+            AdminError: the call failed.
+        """
+        if self._open.get(topic, -SETTINGS_SECONDS) + SETTINGS_SECONDS > _now():
+            return False
+        await self._pace()
+        with suppress(AdminNotFoundError):
+            if await admin.is_terminated(topic, partitioned=self._is_partitioned(topic)):
+                return True
+            self._open[topic] = _now()
+        return False
+
+    async def limits(
+        self, admin: Admin, topics: Sequence[TopicName]
+    ) -> dict[TopicName, dict[str, int]]:
+        """Return the known limits of *topics*; read one that is unknown, or the oldest.
+
+        Each takes a call. All of them at once would delay the statistics of other policies.
+
+        Raises:
+            AdminError: other calls to the broker would fail, too.
+        """
+        pairs = [(topic, setting) for setting in LIMITS for topic in topics]
+        read = self._limits
+        oldest = min(pairs, key=lambda pair: read[pair].at if pair in read else float("-inf"))
+        if oldest not in read or read[oldest].at + SETTINGS_SECONDS <= _now():
+            await self._pace()
+            value = read[oldest].value if oldest in read else 0
+            try:
+                value = await admin.limit(*oldest, max_age=SETTINGS_SECONDS)
+            except AdminError as error:
+                if error.meets_all:
+                    raise
+                logger.info("a limit is unknown: %s", error)
+            read[oldest] = _Limit(_now(), value)
+        limits: dict[TopicName, dict[str, int]] = {}
+        for topic, setting in read.keys() & pairs:
+            limits.setdefault(topic, {})[setting] = read[topic, setting].value
+        return limits
+
+    async def producers(self, admin: Admin, topic: TopicName) -> int:
+        """Return the number of producers of a topic that was read before, or of a partition.
 
         Raises:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
-        partitioned, refusing = self._is_partitioned(topic), []
-        if self._open.get(topic, -SETTINGS_SECONDS) + SETTINGS_SECONDS <= _now():
-            await self._pace()
-            if await admin.is_terminated(topic, partitioned=partitioned):
-                refusing.append(f"{topic.local} is terminated")
-            else:
-                self._open[topic] = _now()
-        if max_producers:
-            await self._pace()
-            usage = await admin.usage(topic, partitioned=partitioned, subscription="")
-            if usage.producers >= max_producers:
-                refusing.append(f"{topic.local} has maxProducersPerTopic={max_producers} producers")
-        return refusing
+        await self._pace()
+        partitioned = self._is_partitioned(topic)
+        return (await admin.usage(topic, partitioned=partitioned, subscription="")).producers
 
     async def quota(self, admin: Admin, topic: TopicName) -> int | None:
         """Return the backlog quota of *topic* in bytes; None means unlimited.
@@ -522,6 +570,7 @@ class Reader:
         """Forget topics that were not read for an hour."""
         recent = _now() - FORGET_AFTER_SECONDS
         self._quotas = {t: quota for t, quota in self._quotas.items() if quota[0] > recent}
+        self._limits = {pair: limit for pair, limit in self._limits.items() if limit.at > recent}
         self._open = {t: at for t, at in self._open.items() if at > recent}
         self._answers = {t: answer for t, answer in self._answers.items() if answer.at > recent}
 

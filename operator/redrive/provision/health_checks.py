@@ -14,9 +14,19 @@ from datetime import datetime, timedelta
 
 from redrive.admin.internal_stats import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
 from redrive.admin.model import SubscriptionStats
+from redrive.admin.policies import (
+    DEFAULT_MESSAGE_SIZE,
+    MAX_CONSUMERS,
+    MAX_CONSUMERS_OF_SUBSCRIPTION,
+    MAX_MESSAGE_SIZE,
+    MAX_PRODUCERS,
+    MAX_SUBSCRIPTIONS,
+    Limits,
+)
 from redrive.api.conditions import StatusWarning, first_of
 from redrive.api.retrypolicy import Backlog, BlockedKey
 from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 
@@ -72,7 +82,9 @@ class Reading:
         acknowledged: messages of the retry topic that are acknowledged out of order, see
             `Admin.acknowledged`; 0 if not read.
         outages: cause that each paused consumer publishes.
-        refusing: why topics of the policy refuse messages or producers.
+        terminated: topics of the policy that accept no messages.
+        limits: limits of the source topic and of each topic of the policy, if they were read.
+        producers: producers of each topic, or of a partition, whose number is limited.
         blocked_keys: keys that consumers publish as blocked.
         published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
@@ -88,7 +100,9 @@ class Reading:
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
-    refusing: tuple[str, ...] = ()
+    terminated: tuple[TopicName, ...] = ()
+    limits: Mapping[TopicName, Limits] = field(default_factory=dict)
+    producers: Mapping[TopicName, int] = field(default_factory=dict)
     blocked_keys: tuple[BlockedKey, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
 
@@ -371,15 +385,70 @@ def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
 
 
 def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
-    """Find topics to which consumers cannot send; they keep failed messages then."""
-    if not facts.refusing:
+    """Find topics to which consumers or Replays cannot send; failed messages are kept then."""
+    policy = facts.policy
+    refusing = [f"{topic.local} is terminated" for topic in facts.terminated]
+    refusing += [
+        f"{topic.local} has {MAX_PRODUCERS}={facts.limits[topic][MAX_PRODUCERS]} producers"
+        for topic, count in facts.producers.items()
+        if count >= facts.limits[topic][MAX_PRODUCERS]
+    ]
+    own = facts.limits.get(policy.topic, {})
+    largest = own.get(MAX_MESSAGE_SIZE) or DEFAULT_MESSAGE_SIZE
+    refusing += [
+        f"{topic.local} has {MAX_MESSAGE_SIZE}={size}, and {policy.topic.local} {largest} bytes"
+        for topic in (policy.retry_topic, policy.dead_letter_topic)
+        if 0 < (size := facts.limits.get(topic, {}).get(MAX_MESSAGE_SIZE, 0)) < largest
+    ]
+    if not refusing:
         return None
     return StatusWarning(
         Reason.SENDS_REFUSED,
-        "the broker refuses retries or dead letters, and consumers keep failed messages "
-        f"unacknowledged; got {'; '.join(facts.refusing)}; process the messages of a terminated "
-        "topic, then delete it, and the operator creates it again; raise maxProducersPerTopic of "
-        f"the Pulsar namespace {facts.policy.topic.namespace_name}",
+        "the broker refuses messages to topics of this policy: consumers keep failed messages "
+        f"unacknowledged, and Replays fail; got {'; '.join(refusing)}; process the messages of a "
+        "terminated topic, then delete it, and the operator creates it again; "
+        f"{_raise_limits(policy)}",
+    )
+
+
+def consumers_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find topics that accept no more consumers or subscriptions. Each reader needs both."""
+    policy = facts.policy
+    full = []
+    for topic, stats, subscription in (
+        (policy.topic, facts.source, policy.subscription),
+        (policy.retry_topic, facts.retry, policy.subscription),
+        (policy.dead_letter_topic, facts.dead_letter, policy.dead_letter_subscription),
+    ):
+        limits, own = facts.limits.get(topic, {}), stats.get(subscription)
+        counts = {
+            MAX_CONSUMERS: sum(one.consumers for one in stats.values()),
+            MAX_CONSUMERS_OF_SUBSCRIPTION: 0 if own is None else own.consumers,
+            # A source topic needs no other subscription than that of the policy.
+            MAX_SUBSCRIPTIONS: 0
+            if topic == policy.topic and own is not None
+            else sum(one.durable for one in stats.values()),
+        }
+        full += [
+            f"{topic.local} has {setting}={limits[setting]} and {count}"
+            for setting, count in counts.items()
+            if 0 < limits.get(setting, 0) <= count
+        ]
+    if not full:
+        return None
+    return StatusWarning(
+        Reason.CONSUMERS_REFUSED,
+        "the broker refuses further consumers of topics of this policy: a rollout that starts new "
+        "consumers before it stops others does not complete, and Replays fail, because each reader "
+        f"is a consumer with a subscription of its own; got {'; '.join(full)}; "
+        f"{_raise_limits(policy)}",
+    )
+
+
+def _raise_limits(policy: Policy) -> str:
+    return (
+        "raise a limit where it is set: at the topic (pulsar-admin topicPolicies), at the Pulsar "
+        f"namespace {policy.topic.namespace_name}, or in the configuration of the brokers"
     )
 
 
@@ -394,6 +463,7 @@ CHECKS: Mapping[str, Callable[[CheckInput, Thresholds], StatusWarning | None]] =
     Reason.QUOTA_NEARLY_REACHED: quota_is_nearly_reached,
     Reason.OUTAGE_SUSPECTED: consumers_have_paused,
     Reason.SENDS_REFUSED: sends_are_refused,
+    Reason.CONSUMERS_REFUSED: consumers_are_refused,
 }
 """Check of each warning."""
 

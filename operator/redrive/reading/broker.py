@@ -134,10 +134,14 @@ def refusals(doing: str, right: str) -> Iterator[None]:
     except pulsar.PulsarException as error:
         if by_setting := errors.refused_by_setting(f"the broker refused to {doing}", str(error)):
             raise by_setting from error
+        remedy = f"check that the broker is reachable and that the replay role may {right} there"
+        if isinstance(error, pulsar.ConsumerBusy):
+            remedy = (
+                "stop consumers of another subscription type, or raise maxConsumersPerTopic and "
+                "maxConsumersPerSubscription of the topic, its namespace and the broker"
+            )
         raise ReplayRoleRefusedError(
-            f"the broker refused to {doing}",
-            got=str(error),
-            remedy=f"check that the broker is reachable and that the replay role may {right} there",
+            f"the broker refused to {doing}", got=str(error), remedy=remedy
         ) from error
 
 

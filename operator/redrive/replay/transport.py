@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import pulsar
 
+from redrive.admin.errors import refused_by_setting
 from redrive.auth.files import job_credentials
 from redrive.messages import BYTES, LATEST, WriterSchemas
 from redrive.policy.naming import TopicName
@@ -289,7 +290,8 @@ def _stalling() -> Iterator[None]:
 
 
 def _stalled(error: ProtocolError) -> StalledError:
-    logger.warning("binary protocol failed: %s", error)
+    by_setting = refused_by_setting("the broker refused a message", str(error))
+    logger.warning("binary protocol failed: %s", by_setting or error)
     return StalledError(unloaded=error.unloaded)
 
 

@@ -9,12 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
 from redrive import RetryConsumer
 from redrive.delivery.connection import SubscribeError
 from redrive.delivery.fetcher import SubscriptionLostError
 from redrive.messages import id_text
+from sandbox.pulsar import SUPERUSER
 from tests.support.awake_time import awake_time
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.user_programs import StartProgram, interrupted, start_program
@@ -205,6 +207,26 @@ def test_refused_subscription_type_names_the_setting(provision_policy: Provision
     provisioned.broker.request("POST", path, ["Exclusive"]).check("allow one type only")
 
     with pytest.raises(SubscribeError, match="set-subscription-types-enabled"):
+        provisioned.consumer()
+
+
+def test_limit_of_consumers_of_a_topic_is_named(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    retry = provisioned.policy.retry_topic
+    provisioned.broker.request("POST", f"{path(retry)}/maxConsumers", 1).check("limit")
+
+    client = provisioned.client(SUPERUSER)
+    provisioned.consumer()
+
+    def is_limited() -> bool:
+        try:
+            client.subscribe(str(retry), "fulfilment", pulsar.ConsumerType.Shared).close()
+        except pulsar.ConsumerBusy:
+            return True
+        return False
+
+    wait_until(is_limited)
+    with pytest.raises(SubscribeError, match="raise maxConsumersPerTopic"):
         provisioned.consumer()
 
 

@@ -418,14 +418,57 @@ async def test_topics_that_refuse_sends_are_reported(
         assert "got orders-fulfilment-DLQ is terminated;" in message
 
 
-async def test_type_refused_by_the_pulsar_namespace_is_reported(shop: Shop) -> None:
+async def test_limits_of_single_topics_are_reported(
+    shop: Shop, client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polls, "SETTINGS_SECONDS", 0.0)
+    source = subscribed(shop)
+    retry, dead_letter = (shop.topic(f"orders-fulfilment-{kind}") for kind in ("RETRY", "DLQ"))
+    shop.policy()
+    limits = {
+        (retry, "maxProducers"): "orders-fulfilment-RETRY has maxProducersPerTopic=1 producers",
+        (retry, "maxMessageSize"): "orders-fulfilment-RETRY has maxMessageSize=1,",
+        (source, "maxConsumers"): "orders has maxConsumersPerTopic=1 and 1",
+        (retry, "maxConsumersPerSubscription"): "-RETRY has maxConsumersPerSubscription=1 and 1",
+        (dead_letter, "maxSubscriptionsPerTopic"): "-DLQ has maxSubscriptionsPerTopic=1 and 1",
+    }
+    async with ward(shop) as watched:
+        client.create_producer(retry)
+        for topic in (source, retry):
+            client.subscribe(topic, "fulfilment", consumer_type=SHARED)
+        for topic, limit in limits:
+            shop.request("POST", f"{rest_path(topic)}/{limit}", 1)
+        await watched.shows(lambda status: all(text in str(status) for text in limits.values()))
+        for topic, limit in limits:
+            shop.request("DELETE", f"{rest_path(topic)}/{limit}")
+        await watched.is_over("SendsRefused")
+        await watched.is_over("ConsumersRefused")
+
+
+async def test_terminated_ledger_is_reported(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polls, "SETTINGS_SECONDS", 0.0)
+    shop.create_topic(shop.topic("orders"))
+    token = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
+    replay = {"role": "replayer", "authentication": {"type": "Token", "token": token}}
+    shop.connection(replay=replay)
+    shop.policy()
+    ledger = shop.topic("orders-fulfilment-DLQ-LEDGER")
+    async with ward(shop) as watched:
+        shop.request("POST", f"{rest_path(ledger)}/terminate")
+        message = await watched.warns("SendsRefused")
+        assert "got orders-fulfilment-DLQ-LEDGER is terminated;" in message
+
+
+async def test_refusals_of_the_pulsar_namespace_are_reported(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     types = f"namespaces/{shop.tenant}/prod/subscriptionTypesEnabled"
     shop.request("POST", types, ["Shared"])
+    shop.request("POST", f"namespaces/{shop.tenant}/prod/encryptionRequired", body=True)
     shop.policy(subscriptionType="KeyShared")
     async with ward(shop) as watched:
         message = await watched.warns("SubscriptionTypeNotAllowed")
         assert "refuses consumers of type KeyShared on orders, unless" in message
+        assert "got encryptionRequired=true" in await watched.warns("EncryptionRequired")
 
 
 def consumer_policy(shop: Shop) -> Policy:

@@ -384,7 +384,7 @@ def test_limit_of_the_pulsar_namespace_is_named(make_shop: Callable[[], Shop], l
     status = shop.reaches("orders", "LimitReached")["status"]
 
     conditions = {condition["type"]: condition for condition in status["conditions"]}
-    assert f"raise {limit} of the Pulsar namespace" in conditions["Ready"]["message"]
+    assert f"raise {limit}" in conditions["Ready"]["message"]
     assert "Stalled" in conditions
     shop.request("POST", f"namespaces/{shop.tenant}/prod/{limit}", 0)
     shop.ready()

@@ -70,8 +70,8 @@ POLICIES = {
     "backlog_quota_map": QUOTAS, "delayed_delivery_policies": DELAYED,
     "subscription_expiration_time_minutes": 9, "replication_clusters": ["a"],
     "subscription_types_enabled": ["Shared"], "max_producers_per_topic": 9,
+    "max_subscriptions_per_topic": 9,
 }  # fmt: skip
-UNLIMITED = POLICIES | {"max_producers_per_topic": None}
 SETTINGS = {
     RANGES: "9", "backlogQuotaDefaultLimitGB": "1", "backlogQuotaDefaultLimitSecond": "9",
     "backlogQuotaDefaultLimitBytes": "9", "maxProducersPerTopic": "7",
@@ -102,7 +102,7 @@ def _use_namespace(state: NamespaceState) -> object:
     policies = inherited_policies(state)
     return (
         state.subscription_expiry_minutes,
-        state.max_producers,
+        list(state.limits.values()),
         topics,
         granted,
         delay_limit(policies),
@@ -166,8 +166,12 @@ READS: dict[str, Read] = {
                       lambda read: sorted(read.names)),
     "receivers of one": Read(lambda a: a.receivers(TOPIC, partitioned=False), PART,
                              lambda read: sorted(read.names)),
-    "max producers": Read(lambda a: a.max_producers("t/n", max_age=0), SETTINGS,
-                          others={**LISTED, "/namespaces/t/n": UNLIMITED}),
+    "limit": Read(lambda a: a.limit(TOPIC, "maxProducersPerTopic"), 9,
+                  others={**LISTED, "/namespaces/t/n": POLICIES, "/runtime": SETTINGS}),
+    "limit of a broker": Read(
+        lambda a: a.limit(TOPIC, "maxConsumersPerTopic"), SETTINGS,
+        others={**LISTED, "/namespaces/t/n": POLICIES, "/maxConsumers": None},
+    ),
     "quotas in force": Read(lambda a: a.quotas_in_force(TOPIC), QUOTAS, evicting,
                             {**LISTED, "/namespaces/t/n": POLICIES, "/runtime": SETTINGS}),
 }  # fmt: skip
@@ -244,12 +248,16 @@ async def test_hostile_answer_is_refused_or_bounded(name: str) -> None:
     assert refused > len(HOSTILE) // 3 or name in ANY_TEXT
 
 
-@pytest.mark.parametrize(("of_namespace", "expected"), [(None, 7), (0, 0), (2, 2)])
-async def test_namespace_without_own_max_producers_has_the_brokers(
-    of_namespace: int | None, expected: int
+@pytest.mark.parametrize(
+    ("of_topic", "of_namespace", "expected"),
+    [(None, None, 7), (None, 0, 0), (None, 2, 2), (3, 2, 3), (0, 2, 0), (-1, 2, 0)],
+)
+async def test_limit_of_a_topic_precedes_namespace_and_broker(
+    of_topic: int | None, of_namespace: int | None, expected: int
 ) -> None:
-    policies = POLICIES | {"max_producers_per_topic": of_namespace}
-    answers = {**LISTED, "/runtime": SETTINGS, "/namespaces/t/n": policies}
+    setting, settings = "maxSubscriptionsPerTopic", {"maxSubscriptionsPerTopic": "7"}
+    policies = POLICIES | {"max_subscriptions_per_topic": of_namespace}
+    answers = {**LISTED, "/runtime": settings, "/namespaces/t/n": policies, f"/{setting}": of_topic}
 
     async def answer(request: web.Request) -> web.Response:
         ends = [end for end in answers if request.path.endswith(end)]
@@ -257,7 +265,7 @@ async def test_namespace_without_own_max_producers_has_the_brokers(
 
     async with serving(answer) as url, Http.open() as http:
         admin = Admin(http, url, Access.bearer("x"))
-        assert await admin.max_producers("t/n", max_age=0) == expected
+        assert await admin.limit(TOPIC, setting) == expected
 
 
 @pytest.mark.parametrize("depth", [MOST_NESTED, MOST_NESTED + 1, 900, 100_000])

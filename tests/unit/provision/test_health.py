@@ -21,7 +21,7 @@ from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
 from redrive.admin.internal_stats import AckPersistence
 from redrive.admin.model import SubscriptionStats, TopicStats, TopicUsage
-from redrive.admin.policies import BY_SIZE, Quotas
+from redrive.admin.policies import BY_SIZE, LIMITS, Quotas
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
@@ -30,7 +30,13 @@ from redrive.kube.resources import POLICIES, Key
 from redrive.policy.model import BLOCKED_KEYS
 from redrive.policy.naming import TopicName
 from redrive.provision import health as provision_health
-from redrive.provision.health import INTERVAL_SECONDS, Health, Reader, blocked_keys_of
+from redrive.provision.health import (
+    INTERVAL_SECONDS,
+    SETTINGS_SECONDS,
+    Health,
+    Reader,
+    blocked_keys_of,
+)
 from redrive.provision.poller import RateLimit
 from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -91,6 +97,10 @@ class Cluster:
         self.refuses_quotas = self.terminates = False
         self.senders = 1
         self.state_reads: list[str] = []
+        self.limits = {"maxProducersPerTopic": 2}
+        self.limit_reads: list[tuple[str, str]] = []
+        self.unknown_limit = ""
+        self.names = {"orders", "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"}
         self.of_broker: int | None = None
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
         self.ctx = dataclasses.replace(
@@ -124,9 +134,12 @@ class Cluster:
         """Answer with those of the namespace."""
         return SimpleNamespace(backlog_quotas=self.quotas["namespace"])
 
-    async def max_producers(self, *_: object, **__: object) -> int:
-        """Answer for every namespace."""
-        return 2
+    async def limit(self, topic: TopicName, setting: str, **_: object) -> int:
+        """Answer for every topic, from the limits of the test."""
+        self.limit_reads.append((topic.local, setting))
+        if setting == self.unknown_limit:
+            raise AdminForbiddenError("no", remedy="ask")
+        return self.limits.get(setting, 0)
 
     async def is_terminated(self, topic: TopicName, **_: object) -> bool:
         """Answer for the retry topic alone that it is terminated."""
@@ -358,12 +371,32 @@ async def test_refused_sends_are_warned_about_until_they_end(
     cluster.terminates = False
     assert await reasons_shown(health, cluster, enqueued) == []
     assert set(cluster.state_reads) == {
-        f"orders-fulfilment-{end}" for end in ("RETRY", "DLQ", "DLQ-SEQUENCES")
+        f"orders-fulfilment-{end}" for end in ("RETRY", "DLQ", "DLQ-SEQUENCES", "DLQ-LEDGER")
     }
     cluster.state_reads.clear()
     cluster.senders = 2
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
     assert cluster.state_reads == []
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_each_poll_reads_one_limit_of_the_topics(cluster: Cluster) -> None:
+    enqueued: list[Key] = []
+    cluster.found = {"fulfilment": dataclasses.replace(NOTHING_WAITS, consumers=3)}
+    limits = [(topic, setting) for topic in sorted(cluster.names) for setting in LIMITS]
+    assert len(limits) * INTERVAL_SECONDS == SETTINGS_SECONDS
+    health = Health(cluster.ctx, enqueued.append)
+    assert await reasons_shown(health, cluster, enqueued) == []
+    assert 2 <= len(set(cluster.limit_reads)) == len(cluster.limit_reads) <= 3
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert sorted(set(cluster.limit_reads)) == sorted(limits)
+    cluster.limits = {"maxConsumersPerTopic": 3}
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert await reasons_shown(health, cluster, enqueued) == ["ConsumersRefused"]
+    cluster.unknown_limit = "maxConsumersPerTopic"
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert await reasons_shown(health, cluster, enqueued) == ["ConsumersRefused"]
     await health.stop()
 
 

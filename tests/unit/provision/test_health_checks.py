@@ -67,7 +67,7 @@ def found(published: Iterable[StatusWarning] = (), **changes: Any) -> tuple[Stat
         "seconds": 0.0,
         "requested": False,
         "quota": None,
-        "source": {} if source is None else {"s": source},
+        "source": source if isinstance(source, dict) else {"s": source} if source else {},
         "retry": {"s": stats(consumers=1)},
         "dead_letter": {"redrive": stats()},
         "deliveries": QUIET,
@@ -81,11 +81,71 @@ def test_healthy_policy_has_no_warnings() -> None:
     assert found() == ()
 
 
+RETRY, DEAD_LETTER = policy().retry_topic, policy().dead_letter_topic
+
+
 def test_refused_sends_name_topics_and_setting() -> None:
-    refusing = "orders-s-RETRY is terminated", "orders-s-DLQ has maxProducersPerTopic=2 producers"
-    [warning] = found(refusing=refusing)
+    limits = {RETRY: {"maxProducersPerTopic": 2}, DEAD_LETTER: {"maxProducersPerTopic": 2}}
+    producers = {RETRY: 1, DEAD_LETTER: 2}
+    [warning] = found(terminated=(RETRY,), limits=limits, producers=producers)
     assert warning.reason == "SendsRefused"
-    assert f"got {'; '.join(refusing)}; process" in warning.message
+    refusing = "orders-s-RETRY is terminated; orders-s-DLQ has maxProducersPerTopic=2 producers"
+    assert f"got {refusing}; process" in warning.message
+    assert "at the topic (pulsar-admin topicPolicies), at the Pulsar namespace shop/prod" in (
+        warning.message
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "retry", "warned"),
+    [
+        (0, 100, "orders-s-RETRY has maxMessageSize=100, and orders 5242880 bytes"),
+        (200, 100, "orders-s-RETRY has maxMessageSize=100, and orders 200 bytes"),
+        (100, 100, None),
+        (100, 200, None),
+        (100, 0, None),
+        (0, 2**23, None),  # above the broker's own limit it has no effect
+    ],
+)
+def test_smaller_messages_than_the_source_topics_are_named(
+    source: int, retry: int, warned: str | None
+) -> None:
+    sizes = {TOPIC: source, RETRY: retry, DEAD_LETTER: 0}
+    limits = {topic: {"maxMessageSize": size} for topic, size in sizes.items()}
+    warnings = found(limits=limits)
+    assert [warning.reason for warning in warnings] == ["SendsRefused"] * (warned is not None)
+    assert warned is None or f"got {warned}; process" in warnings[0].message
+
+
+@pytest.mark.parametrize(
+    ("topic", "setting", "limit", "warned"),
+    [
+        (TOPIC, "maxConsumersPerTopic", 3, "orders has maxConsumersPerTopic=3 and 3"),
+        (TOPIC, "maxConsumersPerTopic", 4, None),
+        (TOPIC, "maxConsumersPerSubscription", 2, "orders has maxConsumersPerSubscription=2 and 2"),
+        (RETRY, "maxConsumersPerSubscription", 2, None),
+        (RETRY, "maxSubscriptionsPerTopic", 1, "orders-s-RETRY has maxSubscriptionsPerTopic=1"),
+        (DEAD_LETTER, "maxSubscriptionsPerTopic", 1, "orders-s-DLQ has maxSubscriptionsPerTopic=1"),
+        (DEAD_LETTER, "maxSubscriptionsPerTopic", 2, None),  # a reader is another for a moment
+        (TOPIC, "maxSubscriptionsPerTopic", 1, None),  # it has the one that consumers need
+        (TOPIC, "maxConsumersPerTopic", 0, None),
+    ],
+)
+def test_refused_consumers_name_topic_and_setting(
+    topic: TopicName, setting: str, limit: int, warned: str | None
+) -> None:
+    source = {"s": stats(consumers=2), "audit": stats(consumers=1)}
+    dead_letter = {"redrive": stats(), "reader-1": stats(durable=False)}
+    limits = {topic: {setting: limit}}
+    warnings = found(source=source, dead_letter=dead_letter, limits=limits)
+    assert [warning.reason for warning in warnings] == ["ConsumersRefused"] * (warned is not None)
+    assert warned is None or f"got {warned}" in warnings[0].message
+
+
+def test_consumers_without_their_subscription_need_another() -> None:
+    source = {"audit": stats(consumers=1)}
+    [warning] = found(source=source, limits={TOPIC: {"maxSubscriptionsPerTopic": 1}})
+    assert "got orders has maxSubscriptionsPerTopic=1 and 1;" in warning.message
 
 
 @pytest.mark.parametrize(
