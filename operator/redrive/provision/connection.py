@@ -56,12 +56,9 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
             **usage(body, used, ctx),
             "jobTemplates": templates,
         }
-        conditions = (*outcome.conditions, *map(warning, problems))
+        notices = (*problems, deletion_blocked(body, used))
+        conditions = (*outcome.conditions, *map(warning, filter(None, notices)))
         outcome = replace(outcome, conditions=conditions, fields=fields)
-        blocked = deletion_blocked(body, used)
-        if blocked is not None:
-            conditions = (*outcome.conditions, warning(blocked))
-            outcome = replace(outcome, conditions=conditions)
         await publish(body, outcome, out)
     except NotFoundError:
         ctx.connections.drop(body)  # the watch has not reported the deletion yet

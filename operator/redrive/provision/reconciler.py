@@ -280,7 +280,7 @@ class PolicyReconciler(Reconciler):
         except RedriveError as error:
             return Outcome.failed(shown_to(body, error))
         if "retryTopic" in (body.get("status") or {}):  # a new policy gets it after all checks
-            body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(self._ctx))
+            body = await ensure_cleanup_finalizer(body, request.deletion, self._publisher())
         try:
             if (
                 cluster := _receiver_of(body, self._ctx.settings.cluster_id)
@@ -399,10 +399,6 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
     return Outcome(conditions, fields, events=repaired(body, made.actions))
 
 
-def _publisher(ctx: Context) -> Publisher:
-    return Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -444,7 +440,8 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         PREFLIGHT.check(Evidence(body, want, have, request))
         # Again: a rival may have been provisioned meanwhile.
         rivals = admit(request, ctx, conflicts)
-        body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(ctx))
+        out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
+        body = await ensure_cleanup_finalizer(body, request.deletion, out)
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
         body = await record_intent(actions, body, ctx)

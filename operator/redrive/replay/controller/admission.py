@@ -50,6 +50,7 @@ from redrive.replay.controller.spark_operators import (
     Launcher,
     choose_engine,
     find_application,
+    find_running,
     was_launched,
 )
 from redrive.replay.spec import Choice, ReplayJob, RunJob
@@ -212,15 +213,14 @@ def check_permitted(replay: Body, ctx: Context) -> None:
     Raises:
         ReplayFailed: it does not.
     """
-    launched, namespace = find_application(replay, ctx), namespace_of(replay)
-    if launched is None or not resources.is_owned_by(launched.application, replay):
+    launched = find_running(replay, ctx)
+    if launched is None:
         return
     through = launch.launched_through(launched.application)
-    is_known = bool(through.name)  # not if the annotation was changed
-    if not is_known or launched.launcher.run(launched.application).phase in FINAL:
+    if not through.name:  # the annotation was changed
         return
     try:
-        BROKERS[PolicyKey.of(replay).kind].identity(through, namespace, ctx)
+        BROKERS[PolicyKey.of(replay).kind].identity(through, namespace_of(replay), ctx)
     except RedriveError as error:
         if error.reason in _WITHDRAWN:
             raise Reason.REPLAY_FAILED.error(

@@ -37,7 +37,7 @@ from redrive.kube.client import ConflictError, KubernetesError, NotFoundError
 from redrive.kube.connections import key_of, shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import REQUESTED_BY, Key, PolicyKey
-from redrive.kube.status import Publisher, has_finalizer
+from redrive.kube.status import has_finalizer
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
 from redrive.replay.controller import admission, keys, launch, metrics, rights
@@ -138,7 +138,7 @@ async def _show_end(replay: Body, ctx: Context) -> None:
     end = moment_of(replay["metadata"]["annotations"][admission.ENDED_AT]) or ctx.clock()
     fields = {"phase": Phase.FAILED.value, "completionTime": written(end)}
     version = replay["metadata"]["resourceVersion"]
-    await _publisher(ctx).publish(replay, ended(failed(error)), fields, version)
+    await rights.publisher(ctx).publish(replay, ended(failed(error)), fields, version)
 
 
 async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue:
@@ -191,7 +191,7 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
         is_written = await _is_written(current, conditions, fields, ctx)
         requeue = requeue if is_written else Requeue.BACKOFF
     for event in events:
-        await _publisher(ctx).emit(replay, event)
+        await rights.publisher(ctx).emit(replay, event)
     return requeue
 
 
@@ -393,10 +393,6 @@ async def _annotate(replay: Body, annotations: Mapping[str, str], ctx: Context) 
     return after
 
 
-def _publisher(ctx: Context) -> Publisher:
-    return Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
-
-
 async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:
     """Create the Job or SparkApplication of *replay*, also after an earlier one was deleted.
 
@@ -499,7 +495,7 @@ async def _is_written(
         return False
     version = replay["metadata"]["resourceVersion"]
     try:
-        await _publisher(ctx).publish(replay, conditions, fields, version)
+        await rights.publisher(ctx).publish(replay, conditions, fields, version)
     except ConflictError:
         return False
     return True

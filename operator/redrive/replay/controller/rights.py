@@ -23,7 +23,6 @@ from redrive.admin.model import RightsChange
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent
 from redrive.api.connection import MAX_TARGET_RIGHTS, TargetRights
-from redrive.api.replay_status import FINAL
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, resources
@@ -34,7 +33,7 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
-from redrive.replay.controller.spark_operators import find_application, was_launched
+from redrive.replay.controller.spark_operators import find_application, find_running, was_launched
 
 FINALIZER = "redrive.io/target-rights"
 """Finalizer that keeps a deleted Replay until its rights are revoked."""
@@ -101,7 +100,7 @@ async def _record(replay: Body, record: TargetRights, connection: Key, ctx: Cont
         return
     others = [other for other in records if other.topic != record.topic]
     _check_number(replay, len(others) + 1, connection, ctx)
-    await add_finalizer(current, FINALIZER, _publisher(ctx))
+    await add_finalizer(current, FINALIZER, publisher(ctx))
     await _write(replay, [*others, record], connection, ctx, _missing(replay, connection, ctx))
 
 
@@ -197,7 +196,7 @@ async def release(replay: Body, ctx: Context) -> None:
         for record in _records_of(replay, connection, ctx):
             await _take_back(replay, record, connection, ctx)
     replay = ctx.replays.get(Key.of(replay)) or replay
-    await remove_finalizer(replay, FINALIZER, _publisher(ctx))
+    await remove_finalizer(replay, FINALIZER, publisher(ctx))
 
 
 async def release_waiting(replay: Body, ctx: Context) -> bool:
@@ -228,7 +227,7 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
     if not has_finalizer(replay, FINALIZER):
         return Requeue.ON_CHANGE
     since = ctx.clock() - datetime.fromisoformat(replay["metadata"]["deletionTimestamp"])
-    if since < DRAIN and _is_running(replay, ctx):
+    if since < DRAIN and find_running(replay, ctx) is not None:
         return Requeue.BACKOFF
     try:
         await release(replay, ctx)
@@ -241,16 +240,9 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
         shown = ObjectEvent(
             Reason.TARGET_RIGHTS_ABANDONED, f"{error}; take them back", is_warning=True
         )
-        await _publisher(ctx).emit(replay, shown)
-        await remove_finalizer(replay, FINALIZER, _publisher(ctx))
+        await publisher(ctx).emit(replay, shown)
+        await remove_finalizer(replay, FINALIZER, publisher(ctx))
     return Requeue.ON_CHANGE
-
-
-def _is_running(replay: Body, ctx: Context) -> bool:
-    launched = find_application(replay, ctx)
-    if launched is None or not resources.is_owned_by(launched.application, replay):
-        return False
-    return launched.launcher.run(launched.application).phase not in FINAL
 
 
 async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
@@ -325,5 +317,6 @@ def _is_of_policy(topic: TopicName, ctx: Context) -> bool:
     return False
 
 
-def _publisher(ctx: Context) -> Publisher:
+def publisher(ctx: Context) -> Publisher:
+    """Return the publisher of the status of Replays."""
     return Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)

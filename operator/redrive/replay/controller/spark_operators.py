@@ -27,7 +27,7 @@ from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
 from redrive.api.job import SPARK_ROLES, Role
 from redrive.api.replay import ReplayEngine, ReplaySpec
-from redrive.api.replay_status import Phase, ReplayStatus
+from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, Resource, in_order, is_owned_by
@@ -502,3 +502,12 @@ def find_application(replay: Body, ctx: Context) -> Launched | None:
     named = [Launched(launcher, body) for launcher, body in bodies if body is not None]
     owned = [launched for launched in named if is_owned_by(launched.application, replay)]
     return next(iter(owned or named), None)
+
+
+def find_running(replay: Body, ctx: Context) -> Launched | None:
+    """Return the application of a Replay if it has not ended; None for one that it does not own."""
+    launched = find_application(replay, ctx)
+    if launched is None or not is_owned_by(launched.application, replay):
+        return None
+    is_over = launched.launcher.run(launched.application).phase in FINAL
+    return None if is_over else launched
