@@ -82,8 +82,9 @@ def take_frames(received: bytearray, limit: int = MAX_FRAME) -> list[Command]:
     Raises:
         ValueError: it contains no frames.
     """
-    taken = []
+    taken: list[Command] = []
     at, end = 0, len(received)
+    whole = b""
     while end - at >= _SIZES.size:
         total, size = _SIZES.unpack_from(received, at)
         if not size + 4 <= total <= limit:
@@ -91,25 +92,24 @@ def take_frames(received: bytearray, limit: int = MAX_FRAME) -> list[Command]:
             raise ValueError(msg)
         if end - at < total + 4:
             break
+        whole = whole or bytes(received)  # a slice of a bytearray is copied twice
         begin, behind = at + _SIZES.size, at + total + 4
-        command = _read(bytes(received[begin : begin + size]))
-        if begin + size < behind:
-            command = command._replace(entry=bytes(received[begin + size : behind]))
-        taken.append(command)
+        entry = begin + size
+        taken.append(_read(whole[begin:entry], whole[entry:behind]))
         at = behind
     del received[:at]
     return taken
 
 
-def _read(command: bytes) -> Command:
+def _read(command: bytes, entry: bytes) -> Command:
     if len(command) > 3 and command[3] == len(command) - 4:  # as most  # noqa: PLR2004
         if command.startswith(_RECEIPT):
-            return Command(SEND_RECEIPT, *decode_fields(command[4:]))
+            return Command(SEND_RECEIPT, *decode_fields(command[4:]), entry)
         if command.startswith(_MESSAGE):
-            return Command(MESSAGE, *decode_fields(command[4:]))
+            return Command(MESSAGE, *decode_fields(command[4:]), entry)
     numbers, nested = decode_fields(command)
     kind = numbers.get(1, 0)
-    return Command(kind, *decode_fields(nested.get(kind, b"")))
+    return Command(kind, *decode_fields(nested.get(kind, b"")), entry)
 
 
 def connect(method: str, credentials: bytes, broker: str | None = None) -> bytes:

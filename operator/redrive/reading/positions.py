@@ -63,13 +63,20 @@ def decode_fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
     at, end = 0, len(message)
     try:
         while at < end:
-            tag, at = _decode_varint(message, at)
-            value, at = _decode_varint(message, at)
-            if tag & 7 == _VARINT:
+            tag = message[at]
+            at += 1
+            if tag >= _MORE:
+                tag, at = _decode_varint(message, at - 1)
+            value = message[at]
+            at += 1
+            if value >= _MORE:
+                value, at = _decode_varint(message, at - 1)
+            kind = tag & 7
+            if kind == _VARINT:
                 numbers[tag >> 3] = value
                 continue
             at += value
-            if tag & 7 != _BYTES or at > end:
+            if kind != _BYTES or at > end:
                 break
             nested[tag >> 3] = message[at - value : at]
         else:
@@ -98,6 +105,7 @@ def with_repeated(
     nested: dict[int, bytes] = {}
     values: list[bytes] = []
     at, end = 0, len(message)
+    repeated_tag = repeated << 3 | _BYTES
     try:
         while at < end:
             tag = message[at]
@@ -112,14 +120,15 @@ def with_repeated(
             at += 1
             if value >= _MORE:
                 value, at = _decode_varint(message, at - 1)
+            if tag == repeated_tag:
+                begin, at = at, at + value
+                values.append(message[begin:at])
+                continue
             if kind == _VARINT:
                 numbers[tag >> 3] = value
                 continue
             begin, at = at, at + value
-            if tag >> 3 == repeated:
-                values.append(message[begin:at])
-            else:
-                nested[tag >> 3] = message[begin:at]
+            nested[tag >> 3] = message[begin:at]
     except (IndexError, KeyError):  # it ends within a number, or has another type
         at = -1
     if at != end:
@@ -130,6 +139,8 @@ def with_repeated(
 
 def signed_32(value: int) -> int:
     """Return the signed number of 32 bits that was encoded as *value*."""
+    if value < 2**31:  # as most
+        return value
     value %= 2**32
     return value - 2**32 if value >= 2**31 else value
 

@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from operator import attrgetter
+from contextlib import suppress
 from typing import NamedTuple
 
 import pulsar
@@ -110,25 +110,6 @@ def read_messages(  # noqa: PLR0913, PLR0917  one each
         SourceSilentError: the broker stops delivering before the end.
         RedriveError: a transaction blocks the delivery.
     """
-    # `map` holds no message while the next one is decompressed.
-    return map(attrgetter("message"), _received(source, partition, after, wanted, ahead, lost))
-
-
-class _Received(NamedTuple):
-    """A message, and its entry."""
-
-    at: EntryId
-    message: ReadMessage
-
-
-def _received(  # noqa: PLR0913, PLR0917  as `read_messages`
-    source: ReadableTopic,
-    partition: int,
-    after: EntryId,
-    wanted: Sequence[ranges.Span],
-    ahead: int,
-    lost: list[ranges.Span] | None = None,
-) -> Iterator[_Received]:
     if not wanted:
         return
     seen = _Seen()
@@ -140,10 +121,10 @@ def _received(  # noqa: PLR0913, PLR0917  as `read_messages`
         first = missing[0]
         if first.first > ranges.LOOK_BACK:
             after = max(after, EntryId(first.ledger, first.first - ranges.LOOK_BACK - 1))
-        for received in _read(source, partition, (after, missing[-1].end), ahead, _Seen()):
-            if ranges.spans_hold(missing, received.at):
-                yield received
-            del received  # before the next one is decompressed
+        for message in _read(source, partition, (after, missing[-1].end), ahead, _Seen()):
+            if ranges.spans_hold(missing, EntryId(*message.place.entries[-1])):
+                yield message
+            del message  # before the next one is decompressed
 
 
 class _Seen:
@@ -179,7 +160,7 @@ def _read(
     bounds: tuple[EntryId, EntryId],
     ahead: int,
     seen: _Seen,
-) -> Iterator[_Received]:
+) -> Iterator[ReadMessage]:
     """Read the messages after an entry up to another with one reader, and add them to *seen*."""
     after, last = bounds
     topic = broker.partition_of(source.topic, partition)
@@ -209,7 +190,7 @@ def _read(
             message := _next(reader, topic, last, is_through, source.silence_seconds)
         ) is not None:
             place = message.place
-            at = EntryId(*place.entries[-1])
+            at = place.entries[-1]
             if at > last:
                 return
             # After a reconnect, or within a batch, messages may be repeated.
@@ -217,7 +198,7 @@ def _read(
             if position > newest:
                 newest = position
                 seen.add(place.entries)
-                yield _Received(at, message)
+                yield message
             if at == last and place.batch_index + 1 in {0, place.batch_size}:
                 return
             del message  # before the next one is decompressed
@@ -258,7 +239,8 @@ def read_ranges(
         spans += ranges.spans_of_entries(piece.ledger, numbers)
         wanted.setdefault(piece.ledger, set()).update(numbers)
     index = next(iter(pieces)).partition
-    for (ledger, entry), message in _received(topic, index, after, spans, ahead):
+    for message in read_messages(topic, index, after, spans, ahead):
+        ledger, entry = message.place.entries[-1]
         if entry in wanted.get(ledger, ()):
             yield DeadLetterRow.of(message, index)
         del message  # before the next one is decompressed
@@ -347,14 +329,24 @@ def _next(
     silence: float,
 ) -> ReadMessage | None:
     """Return the next message; None at the end."""
+    try:
+        return reader.read_next(POLL_MILLISECONDS)
+    except pulsar.Timeout:
+        return _awaited(reader, topic, last, is_through, silence)
+
+
+def _awaited(
+    reader: EntryReader,
+    topic: TopicName,
+    last: EntryId,
+    is_through: Callable[[], bool],
+    silence: float,
+) -> ReadMessage | None:
+    """Return the next message, which has not come yet; None at the end."""
     deadline = time.monotonic() + silence
     renewal = time.monotonic() + RENEW_SECONDS
     through, held_back = False, 0
     while True:
-        try:
-            return reader.read_next(POLL_MILLISECONDS)
-        except pulsar.Timeout:
-            pass
         try:
             # An incomplete chunked message is never delivered.
             # Checked twice: messages that the broker has sent may not have arrived.
@@ -375,6 +367,8 @@ def _next(
             time.sleep(1)
         if time.monotonic() > deadline:
             raise _silent(last, silence)
+        with suppress(pulsar.Timeout):
+            return reader.read_next(POLL_MILLISECONDS)
 
 
 def _silent(last: EntryId, silence: float) -> SourceSilentError:

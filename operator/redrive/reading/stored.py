@@ -8,6 +8,7 @@ Messages answer to the same calls as those of the client.
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Sequence
@@ -49,10 +50,24 @@ _CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
 _NAME_TAG, _VALUE_TAG = 0x0A, 0x12
 
+_SHORT, _KEPT = 256, 1_024
+"""Maximum bytes of a property that is kept when it is read, and number of these: most dead letters
+have the same topic, cause and reason."""
+
 Place = tuple[int, int]
 """Ledger and entry."""
-Property = tuple[bytes, bytes]
 _T = TypeVar("_T")
+
+
+class NoText(NamedTuple):
+    """Name and value of a property of which one is not UTF-8."""
+
+    name: bytes
+    value: bytes
+
+
+Property = tuple[str, str] | NoText
+"""Name and value."""
 
 
 class MalformedEntryError(ValueError):
@@ -127,7 +142,9 @@ class StoredEntry(NamedTuple):
         Raises:
             MalformedEntryError: it is a part that can't be one.
         """
-        parts = signed_32(self.numbers.get(_CHUNKS, 0))
+        if _CHUNKS not in self.numbers:  # as mostly
+            return None
+        parts = signed_32(self.numbers[_CHUNKS])
         if parts <= 1:
             return None
         if _IN_BATCH in self.numbers:
@@ -311,7 +328,10 @@ class ReadMessage:
 
     def properties(self) -> dict[str, str]:
         """Return its properties; of those with the same name the last."""
-        return {name.decode(): value.decode() for name, value in self._properties}
+        if NoText in map(type, self._properties):
+            (name, value), *_ = (p for p in self._properties if isinstance(p, NoText))
+            return {name.decode(): value.decode()}  # raises an error
+        return dict(self._properties)  # type: ignore[arg-type]  # all are text
 
     def partition_key(self) -> str:
         """Return its key; empty if it has none."""
@@ -343,12 +363,27 @@ def _fields(
 ) -> tuple[dict[int, int], dict[int, bytes], list[Property]]:
     try:
         numbers, texts, pairs = with_repeated(metadata, properties)
-        return numbers, texts, [_property(pair) for pair in pairs]
+        return (
+            numbers,
+            texts,
+            [_short_property(pair) if len(pair) <= _SHORT else _property(pair) for pair in pairs],
+        )
     except ValueError as error:
         raise MalformedEntryError(str(error)) from error
 
 
 def _property(pair: bytes) -> Property:
+    name, value = _pair(pair)
+    try:
+        return name.decode(), value.decode()
+    except UnicodeDecodeError:
+        return NoText(name, value)
+
+
+_short_property = functools.lru_cache(_KEPT)(_property)
+
+
+def _pair(pair: bytes) -> tuple[bytes, bytes]:
     if len(pair) > 3 and pair[0] == _NAME_TAG and (name := pair[1]) < ONE_BYTE:  # noqa: PLR2004
         # As clients write a short name and a short value.
         at = name + 4

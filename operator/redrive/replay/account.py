@@ -170,6 +170,24 @@ def add_cause(
     causes[failure] = figures
 
 
+def count_message(
+    causes: dict[FailureCause, CauseFigures], failure: FailureCause, replays: int, published: int
+) -> None:
+    """Add a message with a cause: the number of its Replays, and its publish time."""
+    replayed = 1 if replays else 0
+    before = causes.get(failure)
+    if before is None:
+        causes[failure] = CauseFigures(1, replayed, published, published)
+        return
+    messages, earlier, first, last = before
+    causes[failure] = CauseFigures(
+        messages + 1,
+        earlier + replayed,
+        min(first, published),
+        max(last, published),
+    )
+
+
 def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
     """Return the most frequent causes of several parts together."""
     total: dict[FailureCause, CauseFigures] = {}

@@ -91,9 +91,8 @@ def refusal(entry: Sequence[MovableMessage], selected: int, max_replays: int | N
     first = entry[0]
     if not first.delivered:
         return "NotDelivered"
-    for kind, cause in _NOT_SENT.items():
-        if getattr(first, kind):
-            return cause
+    if first.oversized or first.encrypted or first.unreadable:
+        return next(cause for kind, cause in _NOT_SENT.items() if getattr(first, kind))
     if first.batch_size > MAX_BATCH:
         return "BatchTooLarge"
     if not selected == len(entry) == first.batch_size:

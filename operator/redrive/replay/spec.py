@@ -93,9 +93,12 @@ class FailureCause(NamedTuple):
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
         """Return the cause in the properties of a message, which any client may have written."""
-        fingerprint = properties.get(CAUSE_FINGERPRINT) or ""
-        is_valid = _FINGERPRINT.fullmatch(fingerprint)
-        return cls((properties.get(CAUSE_TYPE) or "")[:MAX_CAUSE], fingerprint if is_valid else "")
+        cause, fingerprint = properties.get(CAUSE_TYPE), properties.get(CAUSE_FINGERPRINT)
+        if not cause and not fingerprint:
+            return cls()
+        if not fingerprint or not _FINGERPRINT.fullmatch(fingerprint):
+            fingerprint = ""
+        return cls((cause or "")[:MAX_CAUSE], fingerprint)
 
 
 FOLLOWER = FailureCause(DeadReason.FOLLOWS.value)
@@ -273,6 +276,8 @@ class Chooser:
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
+        lists = choice.ids, choice.keys, choice.causes, choice.fingerprints
+        self._takes_all = not any(lists) and choice.since is None and choice.until is None
         self._keys = frozenset(choice.keys)
         self._causes = frozenset(cause[:MAX_CAUSE] for cause in choice.causes)
         self._fingerprints = frozenset(choice.fingerprints)
@@ -314,7 +319,7 @@ class Chooser:
             failure: cause of its last failure.
         """
         choice = self._choice
-        return (
+        return self._takes_all or (
             self._is_named(position)
             and (not self._keys or not self._keys.isdisjoint(keys))
             and (not self._causes or failure.cause in self._causes)

@@ -30,7 +30,7 @@ from redrive.replay.account import (
     CauseFigures,
     Causes,
     Leaders,
-    add_cause,
+    count_message,
     counted_causes,
     counts,
     drop_rare,
@@ -99,6 +99,8 @@ class ScannedMessage(NamedTuple):
             taken = chooser.takes_undelivered(row.position)
             return cls.undelivered(row.position, selected=taken)
         failure = FailureCause.of(row.properties)
+        follows = row.follows
+        # Names of arguments would take a third of the time.
         return cls(
             row.position,
             row.batch_size,
@@ -106,13 +108,15 @@ class ScannedMessage(NamedTuple):
             row.encrypted,
             row.unreadable,
             row.schema_version,
-            leaders.counted(failure, row.sequence_key, follows=row.follows),
+            leaders.counted(failure, row.sequence_key, follows=follows),
             row.publish_time,
             row.size,
             row.replays,
-            selected=chooser.takes(row.position, row.keys, row.publish_time, failure),
-            oversized=row.oversized,
-            follows=row.follows,
+            chooser.takes(row.position, row.keys, row.publish_time, failure),
+            True,  # noqa: FBT003
+            True,  # noqa: FBT003
+            row.oversized,
+            follows,
         )
 
 
@@ -306,7 +310,8 @@ def read_dead_letters(
     together = () if rows is None else rows.of(source_range)
     for row in itertools.chain(together, read_others()):
         read.add(row.position.entry - source_range.first)
-        read.update(_offsets(source_range, row.chunks))
+        if row.chunks:
+            read.update(_offsets(source_range, row.chunks))
         yield row
         del row  # before the next one is decompressed
     missing = entries & ~bitmap.of(read, source_range.size)
@@ -365,8 +370,8 @@ def plan(
     following = 0
     for batch in by_entry(messages):
         scanned += len(batch)
-        count = sum(message.selected for message in batch)
-        unevaluated += sum(not message.evaluated for message in batch) if room >= 0 else 0
+        count = sum([message.selected for message in batch])  # faster than by a generator
+        unevaluated += sum([not message.evaluated for message in batch]) if room >= 0 else 0
         if not count:
             following += sum(message.follows for message in batch)
             continue
@@ -388,11 +393,9 @@ def plan(
         if first.first_chunk is not None:
             chunks[offset] = first.first_chunk
         for message in batch:
-            published = message.published
-            figures = CauseFigures(1, int(message.replays > 0), published, published)
-            add_cause(causes, message.failure, figures)
+            count_message(causes, message.failure, message.replays, message.published)
+            size += message.size
         drop_rare(causes)
-        size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)
     entries = bitmap.of(selected, source_range.size)
