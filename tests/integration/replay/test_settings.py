@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pulsar
 import pytest
 
 from redrive.errors import RedriveError
@@ -47,6 +48,40 @@ def test_setting_that_refuses_a_replay_is_named_at_once(
     assert failure.value.reason == reason
     assert time.monotonic() - begun < 60
     busy.close()
+
+
+@pytest.mark.parametrize(
+    ("topic", "limit", "setting"),
+    [
+        ("retry_topic", "maxProducers", "maxProducersPerTopic"),
+        ("dead_letter_topic", "maxConsumers", "maxConsumersPerTopic"),
+        ("dead_letter_topic", "maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic"),
+        ("dead_letter_topic", "maxConsumersPerSubscription", "maxConsumersPerSubscription"),
+    ],
+)
+def test_limit_of_a_topic_that_refuses_a_replay_is_named(
+    provision_policy: ProvisionPolicy, topic: str, limit: str, setting: str
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(1)
+    policy, client = provisioned.policy, provisioned.client
+    busy = [
+        client.create_producer(str(policy.retry_topic)),
+        client.subscribe(
+            str(policy.dead_letter_topic),
+            policy.dead_letter_subscription,
+            pulsar.ConsumerType.Shared,
+        ),
+    ]
+    provisioned.change_policy("POST", getattr(policy, topic), limit, 1)
+    begun = time.monotonic()
+
+    with pytest.raises(RedriveError, match=setting):
+        replay(provisioned)
+
+    assert time.monotonic() - begun < 60
+    for one in busy:
+        one.close()
 
 
 @pytest.mark.parametrize("role", ["retry_topic", "ledger_topic"])

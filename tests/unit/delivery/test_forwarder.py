@@ -161,6 +161,7 @@ def test_producer_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (pulsar.ProducerBusy, "set maxProducersPerTopic"),
         (pulsar.TopicTerminated, "the topic was terminated: .* then delete it"),
+        (pulsar.Timeout, "the topic has no maxMessageSize of its own"),
     ],
 )
 def test_refused_producer_has_the_remedy_of_its_cause(
