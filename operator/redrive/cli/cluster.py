@@ -51,6 +51,10 @@ POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 KINDS = (CONNECTIONS, POLICIES, REPLAYS, APPROVALS, INSPECTIONS)
 _NAMES = {kind.plural: kind.kind for kind in KINDS}
 _CHANGING = {"create", "update", "patch", "delete"}
+_ROLES = {
+    "replayapprovals": "redrive-approver", "inspections": "redrive-inspector",
+    "brokerconnections": "redrive-admin",
+}  # fmt: skip
 _RESPONDING = {("replays", verb) for verb in _CHANGING} | {("retrypolicies", "patch")}
 _REFUSED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[\w/]+)"'
@@ -447,13 +451,8 @@ def role_with(verb: str, resource: str) -> str:
     """Return the role of the chart that has *verb* on *resource*, a plural of redrive's kinds."""
     if verb not in _CHANGING:
         return "redrive-viewer"
-    if resource == "replayapprovals":
-        return "redrive-approver"
-    if resource == "inspections":
-        return "redrive-inspector"
-    if resource == "brokerconnections":
-        return "redrive-admin"
-    return "redrive-responder" if (resource, verb) in _RESPONDING else "redrive-editor"
+    role = "redrive-responder" if (resource, verb) in _RESPONDING else "redrive-editor"
+    return _ROLES.get(resource, role)
 
 
 def _not_permitted(message: str) -> NotPermittedError:

@@ -232,7 +232,7 @@ class PartitionInspection:
                 frames.SUCCESS,
             )
             last = _last_pending(connection)
-            connection.post(frames.flow(_NUMBER, _PERMITS))
+            connection.write(frames.flow(_NUMBER, _PERMITS))
             idle = IDLE_SECONDS if last is None else LATE_SECONDS
             while entries < MAX_ENTRIES and time.monotonic() < deadline:
                 if not (commands := connection.read(idle)):
@@ -268,7 +268,7 @@ class PartitionInspection:
             self._remove(connection, place, command.entry, cause)
         log_file.end(key)
         if messages > 0:  # as the broker counts it, which may be billions
-            connection.post(frames.flow(_NUMBER, messages))
+            connection.write(frames.flow(_NUMBER, messages))
         return bool(cause)
 
     def _check(self, place: Place, entry: StoredEntry) -> None:

@@ -224,7 +224,7 @@ class EntryReader:
         connection = self._connection
         free = self._ahead - self._permits
         if free >= max(1, self._ahead // 2):
-            connection.post(frames.flow(_NUMBER, free))
+            connection.write(frames.flow(_NUMBER, free))
             self._permits += free
         for command in connection.read(seconds, READ_BYTES):
             if command.kind == frames.CLOSE_CONSUMER:

@@ -262,10 +262,12 @@ class Session(Generic[T]):
             scheme = BrokerAddress.parse(service).scheme
             url = answer.nested.get(_URL_TLS if scheme == TLS else _URL, b"")
             response, broker = answer.numbers.get(_RESPONSE), url.decode(errors="replace")
-            if not broker or response not in {_REDIRECT, _CONNECT}:
-                raise refusal(answer)
-            if BrokerAddress.parse(broker).scheme != scheme:
+            if (
+                not broker
+                or response not in {_REDIRECT, _CONNECT}
                 # Credentials for TLS are sent by TLS only.
+                or BrokerAddress.parse(broker).scheme != scheme
+            ):
                 raise refusal(answer)
             if response == _CONNECT:
                 if answer.numbers.get(_BY_PROXY):
@@ -395,7 +397,7 @@ class ProtocolConnection:
         self.heard = time.monotonic()
         self._socket = _connected(url, shown)
         with self._ending("the broker refuses the connection"):
-            self._write(frames.connect(shown.method, shown.token().encode(), broker))
+            self.write(frames.connect(shown.method, shown.token().encode(), broker))
             connected = self._answer(frames.CONNECTED)
         self.max_message_size = connected.numbers.get(3, _DEFAULT_MESSAGE_SIZE)
         self._limit = max(self._limit, self.max_message_size + _OVERHEAD_BYTES)
@@ -412,12 +414,8 @@ class ProtocolConnection:
             kind: of the answer.
         """
         self._requests += 1
-        self._write(request(self._requests))
+        self.write(request(self._requests))
         return self._answer(kind)
-
-    def post(self, command: bytes) -> None:
-        """Send a command without an answer at once."""
-        self._write(command)
 
     @property
     def is_to_be_read(self) -> bool:
@@ -437,7 +435,7 @@ class ProtocolConnection:
             entries = b"".join(self._buffer)
             self._buffer.clear()
             self._buffered = 0
-            self._write(entries)
+            self.write(entries)
 
     def read(self, seconds: float = 0.0, most: float = math.inf) -> list[Command]:
         """Return the received commands, without waiting for more.
@@ -463,7 +461,8 @@ class ProtocolConnection:
         """Close the connection without sending buffered entries."""
         self._socket.close()
 
-    def _write(self, frames: bytes) -> None:
+    def write(self, frames: bytes) -> None:
+        """Send frames at once."""
         with self._ending("sending to the broker failed"):
             self._socket.settimeout(ANSWER_SECONDS)
             self._socket.sendall(frames)
@@ -494,10 +493,10 @@ class ProtocolConnection:
                 raise EOFError("the broker has closed it")
             for kind in self._take_in(received):
                 if kind == frames.PING:
-                    self._write(frames.frame(frames.PONG))
+                    self.write(frames.frame(frames.PONG))
                 else:
                     shown = self._shown
-                    self._write(frames.auth_response(shown.method, shown.token().encode()))
+                    self.write(frames.auth_response(shown.method, shown.token().encode()))
         return len(received)
 
     def _take_in(self, received: bytes) -> list[int]:

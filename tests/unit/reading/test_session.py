@@ -215,7 +215,7 @@ def test_read_of_bounded_size_leaves_the_rest_at_its_sender(broker: ScriptedBrok
         closing(session(broker.url)) as reading,
     ):
         connection = reading.connection_for(TOPIC)
-        connection.post(frames.frame(frames.PING))
+        connection.write(frames.frame(frames.PING))
         reads: list[int] = []
         while sum(reads) < 8:
             reads.append(len(connection.read(60, 2 * 2**20)))
