@@ -10,7 +10,8 @@ objects are removed at the end. The settings are environment variables:
 - `REDRIVE_NODE_SPARK=installed`: the cluster has a Spark operator, which serves the namespace
   `shop`. Otherwise the stand-in of the sandbox is installed, by the command for Kubeflow's;
 - `REDRIVE_NODE_LOST`: a command by which all containers of the node end at once, its Node is
-  deleted with its pods, and the node is there again. Otherwise these tests are skipped.
+  deleted with its pods, and the node is there again, with a new kube-proxy: that one ends with its
+  Node. Otherwise these tests are skipped.
 """
 
 from __future__ import annotations
