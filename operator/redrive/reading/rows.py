@@ -198,55 +198,43 @@ def _number(written: int | None) -> int | None:
     return None if written is None else min(written, LONGEST_NUMBER)
 
 
-class _RowColumn(NamedTuple):
-    """A column: its types in Spark and in Arrow, and its value in a row."""
-
-    type: str
-    arrow: pa.DataType
-    of: Callable[[DeadLetterRow], object]
-
-
-_MOMENT = pa.timestamp("us", tz="UTC")
-_COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
-    {
-        "partition": _RowColumn("INT", pa.int32(), lambda row: row.partition),
-        "ledger": _RowColumn("BIGINT", pa.int64(), lambda row: row.position.ledger),
-        "entry": _RowColumn("BIGINT", pa.int64(), lambda row: row.position.entry),
-        "batch_index": _RowColumn("INT", pa.int32(), lambda row: row.position.batch_index),
-        "batch_size": _RowColumn("INT", pa.int32(), lambda row: row.batch_size),
-        "first_chunk": _RowColumn(
-            "STRING", pa.string(), lambda row: row.first_chunk and str(row.first_chunk)
-        ),
-        "delivered": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.delivered),
-        "oversized": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.oversized),
-        "encrypted": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.encrypted),
-        "unreadable": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.unreadable),
-        "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.schema_version)),
-        "key": _RowColumn("STRING", pa.string(), lambda row: row.key),
-        "ordering_key": _RowColumn("STRING", pa.string(), lambda row: row.ordering_key),
-        "follows": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.follows),
-        "value": _RowColumn(
-            "BINARY", pa.binary(), lambda row: row.value if row.size <= MAX_VALUE else None
-        ),
-        "size": _RowColumn("BIGINT", pa.int64(), lambda row: row.size),
-        "properties": _RowColumn(
-            "MAP<STRING, STRING>",
-            pa.map_(pa.string(), pa.string()),
-            lambda row: list(row.properties.items()),
-        ),
-        "cause_type": _RowColumn("STRING", pa.string(), lambda row: row.properties.get(CAUSE_TYPE)),
-        "cause_fingerprint": _RowColumn(
-            "STRING", pa.string(), lambda row: row.properties.get(CAUSE_FINGERPRINT)
-        ),
-        "reconsume_times": _RowColumn(
-            "INT", pa.int32(), lambda row: envelope.reconsume_times(row.properties)
-        ),
-        "replays": _RowColumn("INT", pa.int32(), lambda row: row.replays),
-        "published": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.publish_time)),
-        "publish_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.publish_time)),
-        "event_time": _RowColumn("TIMESTAMP", _MOMENT, lambda row: moment(row.event_time)),
-    }
-)
+_ARROW_TYPES = {
+    "BIGINT": pa.int64(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "INT": pa.int32(),
+    "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
+    "STRING": pa.string(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+}
+"""Types in Arrow, by those in Spark."""
+_COLUMNS: Mapping[str, tuple[str, Callable[[DeadLetterRow], object]]] = MappingProxyType({
+    "partition": ("INT", lambda row: row.partition),
+    "ledger": ("BIGINT", lambda row: row.position.ledger),
+    "entry": ("BIGINT", lambda row: row.position.entry),
+    "batch_index": ("INT", lambda row: row.position.batch_index),
+    "batch_size": ("INT", lambda row: row.batch_size),
+    "first_chunk": ("STRING", lambda row: row.first_chunk and str(row.first_chunk)),
+    "delivered": ("BOOLEAN", lambda row: row.delivered),
+    "oversized": ("BOOLEAN", lambda row: row.oversized),
+    "encrypted": ("BOOLEAN", lambda row: row.encrypted),
+    "unreadable": ("BOOLEAN", lambda row: row.unreadable),
+    "schema_version": ("BIGINT", lambda row: _number(row.schema_version)),
+    "key": ("STRING", lambda row: row.key),
+    "ordering_key": ("STRING", lambda row: row.ordering_key),
+    "follows": ("BOOLEAN", lambda row: row.follows),
+    "value": ("BINARY", lambda row: row.value if row.size <= MAX_VALUE else None),
+    "size": ("BIGINT", lambda row: row.size),
+    "properties": ("MAP<STRING, STRING>", lambda row: list(row.properties.items())),
+    "cause_type": ("STRING", lambda row: row.properties.get(CAUSE_TYPE)),
+    "cause_fingerprint": ("STRING", lambda row: row.properties.get(CAUSE_FINGERPRINT)),
+    "reconsume_times": ("INT", lambda row: envelope.reconsume_times(row.properties)),
+    "replays": ("INT", lambda row: row.replays),
+    "published": ("BIGINT", lambda row: _number(row.publish_time)),
+    "publish_time": ("TIMESTAMP", lambda row: moment(row.publish_time)),
+    "event_time": ("TIMESTAMP", lambda row: moment(row.event_time)),
+})  # fmt: skip
+"""Columns: the type in Spark, and the value of a row."""
 COLUMNS = tuple(_COLUMNS)
 """All columns. Absent fields of a message are NULL, and so is the value of a null message. An
 unbatched message has index 0 of 1. `published` is the publish time in milliseconds, because Python
@@ -255,13 +243,19 @@ has no times after the year 9999."""
 
 def ddl(names: Sequence[str]) -> str:
     """Return the schema of some columns as DDL of Spark."""
-    return ", ".join(f"{name} {_COLUMNS[name].type}" for name in names)
+    return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in names)
 
 
 def to_batch(letters: Sequence[DeadLetterRow], names: Sequence[str]) -> pa.RecordBatch:
     """Return some columns of the dead letters, in their order."""
-    columns = [_COLUMNS[name] for name in names]
+    columns = ((name, *_COLUMNS[name]) for name in names)
+    return record_batch((name, kind, map(value, letters)) for name, kind, value in columns)
+
+
+def record_batch(columns: Iterable[tuple[str, str, Iterable[object]]]) -> pa.RecordBatch:
+    """Return a batch of *columns*: the name, the type in Spark, and the values of each."""
+    fields = [(name, _ARROW_TYPES[kind], values) for name, kind, values in columns]
     return pa.RecordBatch.from_arrays(
-        [pa.array(map(column.of, letters), column.arrow) for column in columns],
-        schema=pa.schema(zip(names, (column.arrow for column in columns), strict=True)),
+        [pa.array(values, arrow) for _, arrow, values in fields],
+        schema=pa.schema([(name, arrow) for name, arrow, _ in fields]),
     )

@@ -36,53 +36,28 @@ from redrive.spark.options import ReadOptions, WriteOptions, written_topic
 from redrive.spark.slices import DataLossError, Filters, Slice
 from redrive.spark.topics import TopicReader, failures
 
-_MOMENT = pa.timestamp("us", tz="UTC")
 _END = 253_402_214_400_000
 """9999-12-31 in UTC, in milliseconds since 1970: the last time that Python has in each time
 zone."""
 
 
-@dataclass(frozen=True)
-class MessageColumn:
-    """A column.
-
-    Attributes:
-        type: type in Spark.
-        arrow: type in Arrow.
-        value: returns the value of a message of a partition.
-    """
-
-    type: str
-    arrow: pa.DataType
-    value: Callable[[DeadLetterRow, TopicName], object]
-
-
-COLUMNS: Mapping[str, MessageColumn] = MappingProxyType(
-    {
-        "value": MessageColumn("BINARY", pa.binary(), lambda row, _: row.value),
-        "__key": MessageColumn(
-            "BINARY", pa.binary(), lambda row, _: None if row.key is None else row.key.encode()
-        ),
-        "__topic": MessageColumn("STRING", pa.string(), lambda _, topic: str(topic)),
-        "__messageId": MessageColumn(
-            "BINARY", pa.binary(), lambda row, _: row.message_id.serialize()
-        ),
-        "__publishTime": MessageColumn(
-            "TIMESTAMP", _MOMENT, lambda row, _: moment(row.publish_time)
-        ),
-        "__eventTime": MessageColumn("TIMESTAMP", _MOMENT, lambda row, _: moment(row.event_time)),
-        "__messageProperties": MessageColumn(
-            "MAP<STRING, STRING>",
-            pa.map_(pa.string(), pa.string()),
-            lambda row, _: None if row.unreadable else list(row.properties.items()),
-        ),
-        "__partition": MessageColumn("INT", pa.int32(), lambda row, _: row.partition),
-        "__ledger": MessageColumn("BIGINT", pa.int64(), lambda row, _: row.position.ledger),
-        "__entry": MessageColumn("BIGINT", pa.int64(), lambda row, _: row.position.entry),
-        "__batchIndex": MessageColumn("INT", pa.int32(), lambda row, _: row.position.batch_index),
-        "__encrypted": MessageColumn("BOOLEAN", pa.bool_(), lambda row, _: row.encrypted),
-    }
-)
+COLUMNS: Mapping[str, tuple[str, Callable[[DeadLetterRow, TopicName], object]]] = MappingProxyType({
+    "value": ("BINARY", lambda row, _: row.value),
+    "__key": ("BINARY", lambda row, _: None if row.key is None else row.key.encode()),
+    "__topic": ("STRING", lambda _, topic: str(topic)),
+    "__messageId": ("BINARY", lambda row, _: row.message_id.serialize()),
+    "__publishTime": ("TIMESTAMP", lambda row, _: moment(row.publish_time)),
+    "__eventTime": ("TIMESTAMP", lambda row, _: moment(row.event_time)),
+    "__messageProperties": (
+        "MAP<STRING, STRING>",
+        lambda row, _: None if row.unreadable else list(row.properties.items())),
+    "__partition": ("INT", lambda row, _: row.partition),
+    "__ledger": ("BIGINT", lambda row, _: row.position.ledger),
+    "__entry": ("BIGINT", lambda row, _: row.position.entry),
+    "__batchIndex": ("INT", lambda row, _: row.position.batch_index),
+    "__encrypted": ("BOOLEAN", lambda row, _: row.encrypted),
+})  # fmt: skip
+"""Columns: the type in Spark, and the value of a message of a partition."""
 
 
 def moment(milliseconds: int | None) -> int | None:
@@ -95,17 +70,16 @@ def moment(milliseconds: int | None) -> int | None:
 
 def ddl(names: Sequence[str]) -> str:
     """Return the schema of columns in Spark's notation."""
-    return ", ".join(f"`{name}` {COLUMNS[name].type}" for name in names)
+    return ", ".join(f"`{name}` {COLUMNS[name][0]}" for name in names)
 
 
 def to_batch(
     messages: Sequence[DeadLetterRow], names: Sequence[str], topic: TopicName
 ) -> pa.RecordBatch:
     """Return messages of a partition as columns, in their order."""
-    columns = [COLUMNS[name] for name in names]
-    return pa.RecordBatch.from_arrays(
-        [pa.array([c.value(row, topic) for row in messages], c.arrow) for c in columns],
-        schema=pa.schema(zip(names, (column.arrow for column in columns), strict=True)),
+    columns = ((name, *COLUMNS[name]) for name in names)
+    return rows.record_batch(
+        (name, kind, [value(row, topic) for row in messages]) for name, kind, value in columns
     )
 
 

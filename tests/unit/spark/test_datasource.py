@@ -124,7 +124,7 @@ def test_columns_have_the_types_of_spark() -> None:
     assert set(COLUMNS) == set(NAMES)
     schema = StructType()
     for name in NAMES:
-        schema = schema.add(name, TYPES[COLUMNS[name].type])
+        schema = schema.add(name, TYPES[COLUMNS[name][0]])
     for row in (ROW, ROW._replace(key=None, value=None, event_time=None, unreadable=True)):
         batch = to_batch([row, row], NAMES, ORDERS)
         assert to_arrow_schema(schema, timezone="UTC").equals(batch.schema)
