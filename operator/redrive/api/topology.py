@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 
 from redrive.api import model
 from redrive.api.policy_defaults import bounded_duration
+from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import MAX_DELAY
-from redrive.policy.values import SIZE_PATTERN, check_within, parse_duration, parse_size
+from redrive.policy.values import SIZE_PATTERN, parse_duration, parse_size
 
 MAX_PARTITIONS = 256
 MAX_TTL = timedelta(days=3_650)
@@ -23,8 +24,12 @@ UNLIMITED = "Unlimited"
 
 
 def _check_partitions(count: int) -> int:
-    remedy = "choose a number within these bounds, or leave it out"
-    check_within("`partitions`", count, 1, MAX_PARTITIONS, remedy)
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidSpecError(
+            f"`partitions` must be from 1 to {MAX_PARTITIONS}",
+            got=count,
+            remedy="choose a number within these bounds, or leave it out",
+        )
     return count
 
 

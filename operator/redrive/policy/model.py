@@ -19,7 +19,7 @@ from datetime import timedelta
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
-from redrive.policy.values import Converted, check_within, reads_directly, to_timedelta
+from redrive.policy.values import Converted, reads_directly, to_timedelta
 
 DEFAULT_MAX_RETRIES = 16
 MAX_RETRIES_LIMIT = 1_000
@@ -71,8 +71,12 @@ def check_max_retries(count: int) -> int:
     Raises:
         InvalidSpecError: it is out of these bounds.
     """
-    remedy = "choose a number within these bounds; 0 dead-letters the first failure"
-    check_within("maxRetries", count, 0, MAX_RETRIES_LIMIT, remedy)
+    if not 0 <= count <= MAX_RETRIES_LIMIT:
+        raise InvalidSpecError(
+            f"maxRetries must be from 0 to {MAX_RETRIES_LIMIT}",
+            got=count,
+            remedy="choose a number within these bounds; 0 dead-letters the first failure",
+        )
     return count
 
 
@@ -337,8 +341,12 @@ def _check(name: str, value: int | timedelta, least: object, most: object) -> No
             got=value,
             remedy=f"pass a value from {least} to {most}, or leave it out",
         )
-    remedy = "choose a value within these bounds, or leave it out"
-    check_within(f"{name} of an outage breaker", value, least, most, remedy)
+    if not least <= value <= most:  # type: ignore[operator]  # each is of one type
+        raise InvalidSpecError(
+            f"{name} of an outage breaker must be from {least} to {most}",
+            got=str(value),
+            remedy="choose a value within these bounds, or leave it out",
+        )
 
 
 class OutcomeWindow:

@@ -50,19 +50,6 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(seconds=sum(int(p[:-1]) * _SECONDS[p[-1]] for p in written.groups() if p))
 
 
-def check_within(
-    name: str, value: float | timedelta, least: object, most: object, remedy: str
-) -> None:
-    """Check that a value is within its bounds, which are of its type.
-
-    Raises:
-        InvalidSpecError: it is not.
-    """
-    if not least <= value <= most:  # type: ignore[operator]
-        got = str(value) if isinstance(value, timedelta) else value
-        raise InvalidSpecError(f"{name} must be from {least} to {most}", got=got, remedy=remedy)
-
-
 def check_duration(text: str) -> str:
     """Return *text* if it is a duration of at least 1s.
 
