@@ -184,13 +184,17 @@ def check_hooks(redaction: object, on_event: object) -> None:
 _log = logging.getLogger(__name__)
 
 
+REPEAT_SECONDS = 15.0
+"""Time after which a publication that failed is repeated."""
+
+
 class OutageProducer:
     """Producer by whose metadata one consumer publishes outages and blocked keys.
 
     A thread of its own opens and closes it. A publication opens its producer before it closes the
     previous one, so that the operator always reads one of them. If the broker does not accept it,
     as where the topic has as many producers as it may, the previous one is closed first. If the
-    broker accepts none, each publication tries again.
+    broker accepts none, or is down, the publication is repeated every `REPEAT_SECONDS`.
     """
 
     def __init__(self, client: pulsar.Client, policy: Policy) -> None:
@@ -202,6 +206,7 @@ class OutageProducer:
         self._working = False
         self._closed = False
         self._changing = threading.Lock()
+        self._changed = threading.Event()
 
     def show(self, name: str, value: str) -> None:
         """Publish *value* in place of the previous one of that name; nothing if it is empty."""
@@ -218,32 +223,40 @@ class OutageProducer:
 
     def _begin(self, wanted: dict[str, str]) -> None:
         self._wanted = wanted
+        self._changed.set()
         if wanted != self._shown and not self._working:
             self._working = True
             in_background(self._change)
 
     def _change(self) -> None:
+        failed: dict[str, str] = {}
         while True:
             with self._changing:
+                self._changed.clear()
                 wanted, before, self._producer = self._wanted, self._producer, None
-            made = self._make(wanted) if wanted else None
+            level = logging.DEBUG if wanted == failed else logging.WARNING
+            made = self._make(wanted, level) if wanted else None
             if before is not None:
                 _leave(before)
                 if wanted and made is None:
-                    made = self._make(wanted)
+                    made = self._make(wanted, level)
+            failed = {} if made else wanted
             with self._changing:
                 self._producer, self._shown = made, wanted if made else {}
-                if self._wanted == wanted:
+                if self._wanted == wanted and not failed:
                     self._working = False
                     return
+            if failed:
+                self._changed.wait(REPEAT_SECONDS)
 
-    def _make(self, properties: Mapping[str, str]) -> pulsar.Producer | None:
+    def _make(self, properties: Mapping[str, str], level: int) -> pulsar.Producer | None:
         try:
             return within(OPEN_SECONDS, functools.partial(self._open, properties), late=_leave)
         except (pulsar.exceptions.PulsarException, TimeoutError) as error:
-            _log.warning(
+            _log.log(
+                level,
                 "outages and blocked keys are not published to the operator: %s",
-                error or "no answer",
+                str(error) or type(error).__name__,
             )
             return None
 

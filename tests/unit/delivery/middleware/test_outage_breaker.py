@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import queue
 import random
 import threading
@@ -669,6 +670,57 @@ def test_outage_is_shown_despite_an_unanswered_call(
     assert not shown.closed.is_set()
     producer.close()
     assert shown.closed.wait(30)
+
+
+class RefusingClient(SilentClient):
+    """A client whose broker refuses the first calls."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.answers.set()
+        self.refusals = refusals
+        self.refused = threading.Event()
+
+    def create_producer(self, _topic: str, **_options: object) -> Producer:
+        if self.refusals:
+            self.refusals -= 1
+            self.refused.set()
+            raise pulsar.ConnectError
+        return super().create_producer(_topic, **_options)
+
+
+def test_outage_is_shown_once_the_broker_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reporting, "REPEAT_SECONDS", 0.01)
+    client = RefusingClient(3)
+    producer = OutageProducer(cast("pulsar.Client", client), PUBLISHING_POLICY)
+    producer.show(OUTAGE, "ConnectionError")
+    shown = client.producers.get(timeout=30)
+    assert not shown.closed.is_set()
+    (record,) = (r for r in caplog.records if r.levelno >= logging.WARNING)
+    assert record.getMessage().endswith("not published to the operator: ConnectError")
+    producer.close()
+    assert shown.closed.wait(30)
+
+
+def test_closed_consumer_repeats_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def begin(call: Callable[[], object]) -> None:
+        threads.append(threading.Thread(target=call, daemon=True))
+        threads[-1].start()
+
+    monkeypatch.setattr(reporting, "in_background", begin)
+    client = RefusingClient(9)
+    producer = OutageProducer(cast("pulsar.Client", client), PUBLISHING_POLICY)
+    producer.show(OUTAGE, "ConnectionError")
+    assert client.refused.wait(30)
+    producer.close()
+    (thread,) = threads
+    thread.join(10)
+    assert not thread.is_alive()
+    assert client.refusals == 8
 
 
 class LimitedClient:
