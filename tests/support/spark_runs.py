@@ -112,18 +112,15 @@ def _runs(program: str, process: psutil.Process) -> bool:
     return program in " ".join(process.cmdline())
 
 
-@contextmanager
-def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
-    """Run *job* by Spark on *master*, or as `JOB`; kill its remaining processes at the end."""
-    if master == JOB:
-        job = dataclasses.replace(job, pod=POD)
+def spark_environment(master: str, folder: Path) -> dict[str, str]:
+    """Return the variables of a driver that runs Spark on *master*, with its files in a folder."""
     home = folder / "spark"
     home.mkdir(exist_ok=True)
     for file in Path(pyspark.__file__).parent.iterdir():  # it creates a folder there
         with suppress(FileExistsError):
             (home / file.name).symlink_to(file)
     image = spark_of_sandbox.image()
-    env = {
+    return {
         **{variable: image[variable] for variable in ("JAVA_HOME", "PYSPARK_PYTHON")},
         # A stopped executor is not declared dead before it resumes.
         "PYSPARK_SUBMIT_ARGS": f"--master {master} --conf spark.ui.enabled=false"
@@ -133,6 +130,14 @@ def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder),
     }
+
+
+@contextmanager
+def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
+    """Run *job* by Spark on *master*, or as `JOB`; kill its remaining processes at the end."""
+    if master == JOB:
+        job = dataclasses.replace(job, pod=POD)
+    env = spark_environment(master, folder)
     log = folder / "run.log"
     with log.open("ab") as written:
         started = subprocess.Popen(

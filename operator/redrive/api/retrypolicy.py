@@ -402,6 +402,10 @@ class ReplayResult(model.StatusModel):
     refused: int | None = None
     """Number of messages that it refused, as its job reported."""
 
+    doubled: int | None = None
+    """Number of moved messages that the target may contain twice, as its job reported. Absent for a
+    RetryPolicy."""
+
     completion_time: Timestamp
     """Time of its end."""
 

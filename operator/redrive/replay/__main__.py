@@ -27,6 +27,7 @@ from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
 from redrive.replay.job.plan import Engine
 from redrive.replay.job.progress import Progress
+from redrive.replay.job.queue_plan import QueueScan
 from redrive.replay.job.run import Review, plan_review, preview, run
 from redrive.replay.ledger import mounted_key
 from redrive.replay.spec import QueueReplayJob, ReplayJob, RunJob, decode_job
@@ -60,9 +61,18 @@ def _run(job: RunJob, progress: Progress) -> None:
 
 
 def _move_queues(job: QueueReplayJob, progress: Progress, before: ReplayRun) -> bool:
+    engine = partial(_queue_scan, job) if job.pod is None or job.where is not None else None
     with QueueCluster(job.source, job_credentials()) as cluster:
-        queues.QueueRun(job, cluster, progress, mounted_key(), before.counts).run()
+        queues.QueueRun(job, cluster, progress, mounted_key(), before.counts, engine).run()
     return True
+
+
+@contextmanager
+def _queue_scan(job: QueueReplayJob) -> Iterator[QueueScan]:
+    from redrive.replay import spark as replay_spark  # noqa: PLC0415  takes a second
+
+    with replay_spark.spark_session(job) as spark:
+        yield partial(replay_spark.scan_queues, spark, job)
 
 
 def _settled(progress: Progress, move: Callable[[], bool]) -> bool:

@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -28,14 +28,23 @@ from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, rows
 from redrive.reading.positions import EntryId, Position
+from redrive.reading.queues import MessageQueue
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
 from redrive.replay.account import MAX_LEADERS, Leaders
 from redrive.replay.job import plan
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned, ScannedMessage
+from redrive.replay.job.plan import GROUPS, PlannedRange, Scan, Scanned, ScannedMessage
+from redrive.replay.job.queue_plan import parts, read_part
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
-from redrive.replay.spec import Choice, Chooser, FailureCause, ReplayJob
+from redrive.replay.spec import (
+    Choice,
+    Chooser,
+    FailureCause,
+    QueueReplayJob,
+    ReplayJob,
+    RunJob,
+)
 from redrive.replay.task import RangeTask, TaskFailure
 
 _PLANNED = (
@@ -50,7 +59,7 @@ TASK_TRIES = 4
 
 
 @contextmanager
-def spark_session(job: ReplayJob) -> Iterator[SparkSession]:
+def spark_session(job: RunJob) -> Iterator[SparkSession]:
     """Open the Spark session of a job, with the data source of dead letters.
 
     It runs in this pod if the job has a pod size, otherwise as configured by spark-submit.
@@ -98,10 +107,7 @@ class Spark:
     @property
     def slots(self) -> int:
         """Return the number of concurrent tasks of the current executors; at least 1."""
-        # `defaultParallelism` is 2 for no executor, or for one with one core.
-        context = self._spark.sparkContext._jsc.sc()  # noqa: SLF001
-        profile = context.resourceProfileManager().defaultResourceProfile()
-        return max(1, int(context.maxNumConcurrentTasks(profile)))
+        return _slots(self._spark)
 
     @property
     def capacity(self) -> int:
@@ -151,6 +157,59 @@ class Spark:
         if isinstance(results, TaskFailure):
             raise results.error()
         return results
+
+
+def _slots(spark: SparkSession) -> int:
+    # `defaultParallelism` is 2 for no executor, or for one with one core.
+    context = spark.sparkContext._jsc.sc()  # noqa: SLF001
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    return max(1, int(context.maxNumConcurrentTasks(profile)))
+
+
+def scan_queues(
+    spark: SparkSession, job: QueueReplayJob, queues: Sequence[MessageQueue]
+) -> Iterator[tuple[MessageQueue, ScannedMessage]]:
+    """Yield the messages of RocketMQ queues with the selection of a job, see `QueueScan`.
+
+    The driver receives the messages of a few parts for each slot at a time, without their contents.
+
+    Raises:
+        PySparkException: a task failed.
+    """
+    others = set() if job.where is None else selection.columns(job.where) - set(_PLANNED)
+    columns, waiting = [*_PLANNED, *sorted(others)], parts(queues)
+    while waiting:
+        size = GROUPS * _slots(spark)
+        wave, waiting = waiting[:size], waiting[size:]
+        read = functools.partial(_read_parts, job, wave, columns)
+        numbers = spark.range(0, len(wave), 1, len(wave))
+        messages = numbers.mapInArrow(read, rows.ddl(columns))
+        if job.where is None:
+            every = sql.lit(True)  # noqa: FBT003
+            judged = messages.withColumns({"selected": every, "evaluated": every})
+        else:
+            judged = evaluated(messages, job.where, _PLANNED)
+        choose = functools.partial(_choose, replace(job.choice, ids=()))
+        for number, message in judged.rdd.mapPartitionsWithIndex(choose).collect():
+            yield wave[number], message
+
+
+def _read_parts(
+    job: QueueReplayJob,
+    wave: Sequence[MessageQueue],
+    columns: Sequence[str],
+    numbers: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    for number in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
+        for letters in rows.in_batches(read_part(job.source, wave[number])):
+            yield rows.to_batch(letters, columns)
+
+
+def _choose(
+    choice: Choice, number: int, messages: Iterable[Row]
+) -> Iterator[tuple[int, ScannedMessage]]:
+    chooser, leaders = Chooser(choice), Leaders(0)
+    return ((number, _scanned_message(row, chooser, leaders)) for row in messages)
 
 
 def selected_rows(spark: SparkSession, where: str, groups: Sequence[Sequence[Scan]]) -> DataFrame:

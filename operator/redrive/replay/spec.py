@@ -214,6 +214,7 @@ class QueueReplayJob:
     ledger: str
     target: str
     retry_of: str = ""
+    where: str | None = None
     dry_run: bool = False
     rate_limit: float | None = None
     choice: Choice = EVERYTHING

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
@@ -23,13 +24,14 @@ from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.policy.envelope import REPLAY_SOURCE
 from redrive.reading.queues import parse_stored
-from redrive.replay.spec import Choice, QueueReplayJob
+from redrive.replay.spec import Choice, PodSize, QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.rocketmq import RocketMQ, allow, create_user
 from tests.support.local_runs import driver_process
 from tests.support.namespaces import new_namespace
+from tests.support.spark_runs import CLUSTER, LOCAL, POD, spark_environment
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -90,13 +92,18 @@ class Shop:
             await create_user(self.session, master, user, secret=secret)
             await allow(self.session, master, user, rights)
         for number in range(DEAD_LETTERS):
-            properties = f"UNIQ_KEY\x01id{number}\x02KEYS\x01key{number % 7}\x02"
-            master = masters[number % len(masters)]
-            await self.session.send(master, self.dead_letters, 0, b"order", properties)
+            await self.bury(f"id{number}", number, f"KEYS\x01key{number % 7}\x02")
         self.env[ACCESS_VARIABLE] = BrokerAccess(Method.ACCESS_KEY, str(folder), user=user).encode()
         self.messages = RocketMQMessages(
             self.dead_letters, self.group, [cluster.name_server], None, []
         )
+
+    async def bury(self, name: str, number: int, properties: str) -> None:
+        """Store a dead letter at the master that is next by its number."""
+        masters = await self.session.masters()
+        master = masters[number % len(masters)]
+        properties += f"UNIQ_KEY\x01{name}\x02"
+        await self.session.send(master, self.dead_letters, 0, b"order", properties)
 
     def replay(self, name: str, **spec: object) -> QueueReplayJob:
         """Create a Replay, and return the job that moves all messages to the source."""
@@ -208,6 +215,29 @@ async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
     with shop.driver(shop.replay("next")) as third:
         assert await asyncio.to_thread(shop.ends, "next", third) == [0] * 6
     assert await shop.copies() == ONCE
+
+
+@pytest.mark.parametrize(("master", "pod"), [(LOCAL, POD), (CLUSTER, None)], ids=["job", "spark"])
+async def test_killed_driver_with_a_condition_is_followed(
+    shop: Shop, tmp_path: Path, master: str, pod: PodSize | None
+) -> None:
+    """Spark selects the messages, of which one can't be evaluated; then the driver moves them."""
+    await shop.bury("unreadable", 0, "AMOUNT\x01n/a\x02KEYS\x01key1\x02")
+    where = "key in ('key1', 'key2') and coalesce(cast(properties['AMOUNT'] as int), 7) > 5"
+    shop.env |= spark_environment(master, tmp_path)
+    job = replace(shop.replay("where", rateLimit=SLOWLY), where=where, pod=pod)
+    with shop.driver(job) as first:
+        await has_moved(shop, "where")
+        children = psutil.Process(first.pid).children(recursive=True)
+        assert not [child for child in children if "Executor" in " ".join(child.cmdline())]
+        first.kill()
+        first.wait()
+    shop.patch("where", rateLimit=None)
+    with shop.driver(job) as second:
+        assert await asyncio.to_thread(shop.ends, "where", second) == [18, 18, 0, 0, 0, 0]
+    counts = ReplayStatus.of(shop.api.objects.get("replay", "where", shop.namespace)).run.counts
+    assert (counts.scanned, counts.unevaluated) == (DEAD_LETTERS + 1, 1)
+    assert await shop.copies() == {f"id{n}": 1 for n in range(DEAD_LETTERS) if n % 7 in {1, 2}}
 
 
 async def test_next_replay_knows_what_a_killed_one_moved(shop: Shop) -> None:

@@ -164,18 +164,16 @@ def _fields_are_not_supported(
     is_grpc = policy.clients is ClientKind.GRPC
     refused = {
         "guarantee: ExactlyOnce": spec.guarantee is Guarantee.EXACTLY_ONCE,
-        "engine: Spark": spec.engine is ReplayEngine.SPARK,
         "mode: Review": spec.mode is Mode.REVIEW,
         "sending: Batched": spec.sending is Sending.BATCHED,
         "confirmations": bool(spec.confirmations),
         "followFor": spec.follow_for is not None,
         "target: Retry": spec.target.type is Target.RETRY and is_grpc,
-        "jobTemplate.executors": spec.job_template is not None
+        "jobTemplate.executors": spec.engine is not ReplayEngine.SPARK
+        and spec.job_template is not None
         and spec.job_template.executors is not None,
-        **{
-            f"select.{name}": getattr(select, name) is not None
-            for name in ("where", "causes", "fingerprints")
-        },
+        "select.causes": select.causes is not None,
+        "select.fingerprints": select.fingerprints is not None,
     }
     fields = [name for name, is_set in refused.items() if is_set]
     if not fields:

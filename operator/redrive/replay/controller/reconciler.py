@@ -278,6 +278,7 @@ async def _record_result(
         result=reason,
         moved=run.counts.moved,
         refused=run.counts.refused,
+        doubled=run.counts.doubled,
         completion_time=fields["completionTime"],
     ).to_manifest()
     results = (policy.get("status") or {}).get("replays") or []

@@ -40,10 +40,12 @@ class RocketMQReplayBroker:
             ledger=of_policy.ledger_topic,
             target=targets.get(spec.target.type, str(spec.target.topic)),
             retry_of=of_policy.topic if is_retry else "",
+            where=select.where,
             dry_run=spec.is_plan,
             rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
             choice=Choice.of(select, limit=select.limit, max_replays=spec.max_replays),
             approval_above=identity.approval_above,
         )
-        runs = NamespaceLimits().runs
-        return BrokerRun(job, identity, through, None, ReplayEngine.JOB, runs)
+        is_spark = spec.engine is ReplayEngine.SPARK
+        engine = ReplayEngine.SPARK if is_spark else ReplayEngine.JOB
+        return BrokerRun(job, identity, through, None, engine, NamespaceLimits().runs)

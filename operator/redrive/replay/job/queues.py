@@ -20,7 +20,6 @@ them as doubled.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -28,9 +27,9 @@ import re
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +42,7 @@ from redrive.policy import envelope
 from redrive.reading import broker
 from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage, named
 from redrive.reasons import Reason
-from redrive.replay.account import SHOWN, Account, CauseFigures, add_cause
+from redrive.replay.account import SHOWN, Account, CauseFigures, Leaders, add_cause
 from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.job.dispatch import (
     REPORT_SECONDS,
@@ -51,8 +50,28 @@ from redrive.replay.job.dispatch import (
     RunEndedError,
     check_continues,
 )
-from redrive.replay.job.plan import SAMPLES, SUSPENDED, DesiredState, RunPreview, Scanned
+from redrive.replay.job.plan import (
+    SAMPLES,
+    SUSPENDED,
+    DesiredState,
+    RunPreview,
+    Scanned,
+    ScannedMessage,
+)
 from redrive.replay.job.progress import Progress
+from redrive.replay.job.queue_plan import (
+    RECORD_BYTES,
+    RECORD_OFFSETS,
+    RECORD_PARTS,
+    Offsets,
+    QueueEngine,
+    QueueScan,
+    Share,
+    add_offsets,
+    count_offsets,
+    read_offsets,
+    write_offsets,
+)
 from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
 from redrive.replay.spec import MESSAGES_PER_SECOND, Chooser, FailureCause, QueueReplayJob
@@ -61,8 +80,6 @@ BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
 SETTLE_SECONDS = 2.0
 """Pause after a call without an answer. A broker drops requests that wait longer than 0.2 s."""
-_RECORD_BYTES, _RECORD_OFFSETS, _RECORD_PARTS = 64 * 2**20, 2**24, 2**18
-"""Limits of a record: its bytes, offsets, and ranges or refused messages. A broker takes 4 MiB."""
 _OF_BROKER = re.compile(
     r"MAX_OFFSET|MIN_OFFSET|REAL_TOPIC|REAL_QID|DELAY|TIMER_\w+|__STARTDELIVERTIME|POP_CK|"
     r"1ST_POP_TIME|CONSUME_START_TIME|RECONSUME_TIME|MAX_RECONSUME_TIMES|RETRY_TOPIC|PGROUP|WAIT|"
@@ -73,106 +90,6 @@ _COMPRESSION = 1 | 7 << 8
 """Flags of the storage of a message that a copy keeps."""
 
 logger = logging.getLogger(__name__)
-
-Offsets = dict[int, set[int]]
-"""Offsets by queue."""
-
-
-@dataclass
-class Share:
-    """The part of a plan at one master.
-
-    Attributes:
-        target: target topic.
-        after: offset at which each queue of the target ended when the plan was made; empty if the
-            target has lost copies since then.
-        scanned: number of messages that were read.
-        selected: dead letters to move.
-        refused: causes of those that can't be moved, by id.
-        masters: names of all masters in the plan.
-        moved: dead letters whose copies are stored.
-        gone: dead letters that the master deleted after the plan.
-        unproven: dead letters whose copies the target may have lost.
-        repeated: dead letters with two copies in the target.
-    """
-
-    target: str
-    after: dict[int, int]
-    scanned: int = 0
-    selected: Offsets = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    masters: tuple[str, ...] = ()
-    moved: Offsets = field(default_factory=lambda: defaultdict(set))
-    gone: Offsets = field(default_factory=lambda: defaultdict(set))
-    unproven: Offsets = field(default_factory=lambda: defaultdict(set))
-    repeated: Offsets = field(default_factory=lambda: defaultdict(set))
-
-    def left(self, queue: int) -> set[int]:
-        """Return the offsets of a queue that are not settled."""
-        return self.selected[queue] - self.moved[queue] - self.gone[queue]
-
-    @property
-    def matched(self) -> int:
-        """Return the number of messages in the plan."""
-        return len(self.refused) + _count(self.selected)
-
-    @property
-    def doubled(self) -> int:
-        """Return the number of moved dead letters that the target may contain twice."""
-        doubts = ((self.repeated[n] | self.unproven[n]) & self.moved[n] for n in self.selected)
-        return sum(map(len, doubts))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as a record."""
-        offsets = {name: _written(getattr(self, name)) for name in ("selected", "unproven")}
-        names = "target", "after", "scanned", "refused", "masters"
-        return offsets | {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Share:
-        """Return the plan in a record.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: it has another form.
-        """
-        after = {int(queue): int(offset) for queue, offset in record["after"].items()}
-        fields = {name: record[name] for name in ("target", "scanned", "refused")}
-        fields |= {name: _read(record[name]) for name in ("selected", "unproven")}
-        return cls(after=after, masters=tuple(record["masters"]), **fields)
-
-
-def _add(offsets: Offsets, others: Offsets, but: Offsets | None = None) -> None:
-    for queue, numbers in others.items():
-        offsets[queue] |= numbers - (but or {}).get(queue, set())
-
-
-def _count(offsets: Offsets) -> int:
-    return sum(map(len, offsets.values()))
-
-
-def _written(offsets: Offsets) -> dict[str, list[list[int]]]:
-    """Return offsets as pairs of the first one and the one after the last of adjacent ones."""
-    written = {}
-    for queue, numbers in offsets.items():
-        groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-        runs = ([number for _, number in group] for _, group in groups)
-        written[str(queue)] = [[run[0], run[-1] + 1] for run in runs]
-    return written
-
-
-def _read(written: Mapping[str, list[list[int]]]) -> Offsets:
-    """Return offsets from their pairs.
-
-    Raises:
-        ValueError: there are more than a plan has.
-    """
-    count = sum(max(0, last - first) for runs in written.values() for first, last in runs)
-    if count > _RECORD_OFFSETS:
-        raise ValueError(f"{count} offsets in a record")
-    offsets: Offsets = defaultdict(set)
-    for queue, runs in written.items():
-        offsets[int(queue)] = set(itertools.chain.from_iterable(range(*run) for run in runs))
-    return offsets
 
 
 class QueueLedger:
@@ -207,13 +124,13 @@ class QueueLedger:
         if signed is None or signed.owner != self._queue.master.name:
             return False
         try:
-            record = json.loads(zlib.decompressobj().decompress(signed.value, _RECORD_BYTES))
+            record = json.loads(zlib.decompressobj().decompress(signed.value, RECORD_BYTES))
             if "moved" in record:
-                self.ends[signed.key] = _read(record["moved"])
+                self.ends[signed.key] = read_offsets(record["moved"])
             else:
                 plan = Share.of(record)
                 first = self.plans.setdefault(signed.key, plan)
-                _add(first.unproven, plan.unproven)
+                add_offsets(first.unproven, plan.unproven)
                 first.after = first.after if plan.after else {}
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError):
             logger.warning("a record of %s at %s is invalid", self._queue.topic, self._queue.master)
@@ -240,16 +157,19 @@ class QueueRun:
         progress: reporter, which has begun.
         key: key of the ledger.
         before: counts of earlier runs of the Replay. If they reported a plan, no other is made.
+        engine: opens tasks that read and select the dead letters; None to do it here.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  each has a source of its own
         self,
         job: QueueReplayJob,
         cluster: QueueCluster,
         progress: Progress,
         key: LedgerKey,
         before: RunCounts,
+        engine: QueueEngine | None = None,
     ) -> None:
+        self._engine = engine
         self._job, self._cluster, self._progress, self._key = job, cluster, progress, key
         self._was_planned = before.matched is not None
         self._reported = before.moved or 0 if self._was_planned else None  # until a search
@@ -258,6 +178,7 @@ class QueueRun:
         self._causes: dict[FailureCause, CauseFigures] = {}
         self._samples: list[str] = []
         self._confirmed = self._next_send = self._scan_due = -math.inf
+        self._not_accepted = Counter[Master]()
         self._needs_search = False  # True while copies may be stored that are not known
 
     def run(self) -> None:
@@ -303,18 +224,18 @@ class QueueRun:
                 remedy="start it; the run resumes then",
             )
         self._needs_search = bool(plans)
-        self._shares, self._causes, self._samples = {}, {}, []  # an outage has it planned again
-        for master, ledger in self._ledgers.items():
-            if names and master.name not in names:
-                continue
-            share = plans.get(master)
-            if share is None and self._was_planned and not job.dry_run:
-                raise lost(job.uid)
-            if share is None:
-                share = self._planned(master, ledger, tuple(master.name for master in masters))
+        self._shares, self._causes, self._samples = plans, {}, []  # an outage has it planned again
+        others = [m for m in masters if m not in plans and (not names or m.name in names)]
+        if not others:
+            return
+        if self._was_planned and not job.dry_run:
+            raise lost(job.uid)
+        with self._engine() if self._engine else nullcontext(self._scan) as scan:
+            for master in others:
+                share = self._planned(master, scan, tuple(master.name for master in masters))
                 if not job.dry_run:
-                    ledger.write(job.uid, share.to_json())
-            self._shares[master] = share
+                    self._ledgers[master].write(job.uid, share.to_json())
+                self._shares[master] = share
 
     def _queues(self, master: Master, topic: str) -> list[MessageQueue]:
         """Return the queues of a topic.
@@ -330,56 +251,66 @@ class QueueRun:
             remedy="create it there, and make another Replay",
         )
 
-    def _planned(self, master: Master, ledger: QueueLedger, masters: tuple[str, ...]) -> Share:
+    def _planned(self, master: Master, scan: QueueScan, masters: tuple[str, ...]) -> Share:
         """Plan the dead letters at a master that no other Replay has moved."""
         job = self._job
         after = {queue.number: queue.offsets.stop for queue in self._queues(master, job.target)}
         share = Share(job.target, after, masters=masters)
-        before = self._moved_before(master, ledger, share)
-        chooser = Chooser(replace(job.choice, ids=()))
-        limit = min(job.choice.limit or math.inf, _RECORD_OFFSETS)
+        before = self._moved_before(master, self._ledgers[master], share)
+        limit = min(job.choice.limit or math.inf, RECORD_OFFSETS)
         others = sum(share.matched for share in self._shares.values())
         sources, parts = self._cluster.queues(master, job.source.topic), 0
-        for queue in named(job.choice.ids, sources) if job.choice.ids else sources:
-            selected = share.selected.setdefault(queue.number, set())
-            for message in self._messages(queue):
-                if others + share.matched >= limit or parts >= _RECORD_PARTS:
-                    return share
-                if message.offset in before[queue.number]:
-                    continue
-                row = message.row(queue)
-                share.scanned += 1
-                failure = FailureCause.of(row.properties)
-                if not chooser.takes(row.position, row.keys, row.publish_time, failure):
-                    continue
-                place = f"{master.name}:{queue.number}:{message.offset}"
-                if cause := self._refusal(message):
-                    share.refused |= {place: cause} if len(share.refused) < _RECORD_PARTS else {}
-                    continue
-                parts += message.offset - 1 not in selected
-                selected.add(message.offset)
-                self._samples = [*self._samples, place][:SAMPLES]
-                figures = CauseFigures(1, int(row.replays > 0), row.publish_time, row.publish_time)
-                add_cause(self._causes, failure, figures)
+        share.selected = {queue.number: set() for queue in sources}
+        for queue, message in scan(named(job.choice.ids, sources) if job.choice.ids else sources):
+            self._report_scan(share)
+            if others + share.matched >= limit or parts >= RECORD_PARTS:
+                return share
+            selected, offset = share.selected[queue.number], message.position.entry
+            if offset in before[queue.number]:
+                continue
+            share.scanned += 1
+            share.unevaluated += not message.evaluated
+            if not message.selected:
+                continue
+            place = f"{master.name}:{queue.number}:{offset}"
+            if cause := self._refusal(message):
+                share.refused |= {place: cause} if len(share.refused) < RECORD_PARTS else {}
+                continue
+            parts += offset - 1 not in selected
+            selected.add(offset)
+            self._samples = [*self._samples, place][:SAMPLES]
+            published = message.published
+            figures = CauseFigures(1, int(message.replays > 0), published, published)
+            add_cause(self._causes, message.failure, figures)
         return share
 
-    def _refusal(self, message: QueueMessage) -> str:
+    def _refusal(self, message: ScannedMessage) -> str:
         """Return the cause for which a message can't be moved; empty without one."""
-        most = self._job.choice.max_replays
-        if message.properties is None:
+        if message.unreadable:
             return "UnreadableProperties"
-        is_over = most is not None and envelope.replays(message.properties) >= most
-        return "ReplayedTooOften" if is_over else ""
+        most = self._job.choice.max_replays
+        return "ReplayedTooOften" if most is not None and message.replays >= most else ""
 
-    def _messages(self, queue: MessageQueue) -> Iterator[QueueMessage]:
-        """Yield the messages of a queue, and report the plan so far every few seconds."""
-        for _, messages in self._cluster.pulls(queue):
-            yield from messages
-            if time.monotonic() > self._scan_due:
-                self._scan_due = time.monotonic() + REPORT_SECONDS
-                count = sum(share.scanned for share in self._shares.values())
-                with suppress(UnavailableError):
-                    self._progress.report_scan(Scanned(count))
+    def _scan(
+        self, sources: Sequence[MessageQueue]
+    ) -> Iterator[tuple[MessageQueue, ScannedMessage]]:
+        """Yield the messages of queues, and whether the Replay selects them."""
+        chooser, leaders = Chooser(replace(self._job.choice, ids=())), Leaders(0)
+        for queue in sources:
+            for _, messages in self._cluster.pulls(queue):
+                for message in messages:
+                    yield queue, ScannedMessage.of(message.row(queue), chooser, leaders)
+
+    def _report_scan(self, share: Share) -> None:
+        """Report the plan so far every few seconds."""
+        if time.monotonic() > self._scan_due:
+            self._scan_due = time.monotonic() + REPORT_SECONDS
+            shares = [*self._shares.values(), share]
+            count, unevaluated = (
+                sum(getattr(share, name) for share in shares) for name in ("scanned", "unevaluated")
+            )
+            with suppress(UnavailableError):
+                self._progress.report_scan(Scanned(count, unevaluated=unevaluated))
 
     def _moved_before(self, master: Master, ledger: QueueLedger, share: Share) -> Offsets:
         """Return the dead letters that other Replays have moved, and add to `share.unproven`.
@@ -390,12 +321,12 @@ class QueueRun:
         for uid, other in ledger.plans.items():
             if uid == self._job.uid:
                 continue
-            _add(share.unproven, other.unproven)
+            add_offsets(share.unproven, other.unproven)
             if uid in ledger.ends:
                 other.moved = ledger.ends[uid]
             elif not self._search(master, uid, other):
-                _add(share.unproven, other.selected, but=other.moved)
-            _add(moved, other.moved)
+                add_offsets(share.unproven, other.selected, but=other.moved)
+            add_offsets(moved, other.moved)
         return moved
 
     def _search(self, master: Master, uid: str, share: Share) -> bool:
@@ -456,14 +387,14 @@ class QueueRun:
         moved = self.account().moved if self._reported is None else self._reported
         searched = {master: replace(share) for master, share in self._shares.items()}
         is_whole = [self._search(m, self._job.uid, share) for m, share in searched.items()]
-        copies = sum(_count(share.moved) for share in searched.values())
+        copies = sum(count_offsets(share.moved) for share in searched.values())
         if not all(is_whole) or copies < moved:
             logger.warning("%s has lost copies, so some may be stored twice", self._job.target)
             for master, share in searched.items():
                 share.after = {}
                 self._search(master, self._job.uid, share)
                 doubtful = self._shares[master].moved if self._reported is None else share.selected
-                _add(share.unproven, doubtful, but=share.moved)
+                add_offsets(share.unproven, doubtful, but=share.moved)
                 self._ledgers[master].write(self._job.uid, share.to_json())
         self._shares, self._reported = searched, None
 
@@ -506,6 +437,16 @@ class QueueRun:
                 time.sleep(BUSY_SECONDS)
             except BrokerRefusedError as error:
                 logger.warning("%s is refused: %s", position, error)
+                self._not_accepted[source.master] += 1
+                if self._not_accepted[source.master] > RECORD_PARTS:
+                    self._progress.report(self.account())
+                    raise RunEndedError(
+                        f"{source.master} does not accept more messages of this Replay in "
+                        f"{share.target} than its record can contain, and dead letters are left",
+                        got=str(error),
+                        remedy="correct the cause, and make another Replay for those that are left",
+                        reason="NotAccepted",
+                    ) from error
                 share.selected[source.number].remove(message.offset)
                 share.refused[position] = "NotAccepted"
                 return
@@ -569,7 +510,7 @@ class QueueRun:
     def _record_end(self) -> None:
         """Record the moved dead letters. Without a record the next Replay searches the target."""
         for master, share in self._shares.items():
-            record = {"moved": _written(share.moved)}
+            record = {"moved": write_offsets(share.moved)}
             broker.waited(partial(self._ledgers[master].write, self._job.uid, record))
 
     def account(self) -> Account:
@@ -577,10 +518,11 @@ class QueueRun:
         shares = self._shares.values()
         refused = [item for share in shares for item in share.refused.items()]
         matched = sum(share.matched for share in shares)
-        moved = sum(_count(share.moved) for share in shares)
-        skipped = sum(_count(share.gone) for share in shares)
+        moved = sum(count_offsets(share.moved) for share in shares)
+        skipped = sum(count_offsets(share.gone) for share in shares)
         return Account(
             scanned=sum(share.scanned for share in shares),
+            unevaluated=sum(share.unevaluated for share in shares),
             matched=matched,
             moved=moved,
             skipped=skipped,

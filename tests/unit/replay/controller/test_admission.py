@@ -305,19 +305,27 @@ def test_job_of_rocketmq_has_cluster_and_topics(
     "spec",
     [
         {"guarantee": "ExactlyOnce"},
-        {"engine": "Spark"},
         {"mode": "Review"},
         {"sending": "Batched"},
         {"followFor": "5m"},
         {"confirmations": ["Reconciled"]},
         {"jobTemplate": {"executors": 2}},
-        {"select": {"where": "size > 1"}},
         {"select": {"causes": ["a"]}},
     ],
 )
 def test_fields_that_rocketmq_ignores_are_refused(spec: dict[str, Any]) -> None:
     with raises(Reason.OTHER_BROKER, match="make another Replay without them"):
         admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
+
+
+def test_spark_selects_dead_letters_of_rocketmq() -> None:
+    spec = {"engine": "Spark", "jobTemplate": {"executors": 2}, "select": {"where": "size > 1"}}
+    admitted = admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
+    assert isinstance(admitted.job, QueueReplayJob)
+    assert admitted.job.where == "size > 1"
+    assert (admitted.template.engine, admitted.template.executors) == (ReplayEngine.SPARK, 2)
+    with raises(InvalidSpecError, match="can't use this"):
+        admit(replay(spec={**IN_ROCKETMQ, "select": {"where": "size > unknown"}}), rocketmq())
 
 
 @pytest.mark.parametrize(

@@ -1160,14 +1160,15 @@ async def test_rocketmq_policy_has_the_result_of_its_replay() -> None:
     owner, api = policy(), FakeKubernetes()
     owner["kind"] = "RocketMQRetryPolicy"
     reference = {"policyRef": {"kind": owner["kind"], "name": "orders"}}
-    done = {"finished": True, "matched": 1, "moved": 1, "left": 0}
+    done = {"finished": True, "matched": 2, "moved": 2, "left": 0, "doubled": 1}
     body = launched(replay(spec=reference, status=done))
     api.add(resources.ROCKETMQ_POLICIES, owner)
     api.add(resources.REPLAYS, body)
     context = ctx(replays=[body], rocketmq_policies=[copy.deepcopy(owner)])
     await reconcile(Key.of(body), dataclasses.replace(context, kubernetes=api), asyncio.Lock())
     (owner,) = api.objects[resources.ROCKETMQ_POLICIES].values()
-    assert [result["moved"] for result in owner["status"]["replays"]] == [1]
+    results = owner["status"]["replays"]
+    assert [(result["moved"], result["doubled"]) for result in results] == [(2, 1)]
     (retained,) = context.rocketmq_policies
     assert retained["status"] == owner["status"]
 

@@ -24,7 +24,7 @@ from redrive.replay.evidence import CODE, LedgerKey, SignedRecord
 from redrive.replay.job import queues
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import DesiredState, RunPreview
-from redrive.replay.job.queues import Share
+from redrive.replay.job.queue_plan import Share
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import Choice, PodSize, QueueReplayJob, decode_job
 from tests.support.fake_rocketmq import FakeCluster
@@ -284,6 +284,25 @@ def test_refused_message_stays(cluster: FakeCluster) -> None:
     assert move(job("two")).moved == 1
 
 
+def test_run_that_is_refused_too_often_records_what_it_moved(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused messages divide the moved ones into ranges, of which a record has a limited number.
+
+    The error is not repeated like one of an unreachable broker.
+    """
+    monkeypatch.setattr(queues, "RECORD_PARTS", 2)
+    refused = BrokerRefusedError("too large", got="13", remedy="none")
+    cluster.failures = [None, refused, None, refused, None, refused]
+    with pytest.raises(RunEndedError, match="than its record can contain"):
+        move(job())
+    assert ids(cluster) == ["id1", "id3"]
+    monkeypatch.setattr(queues, "RECORD_PARTS", 9)
+    monkeypatch.delattr(queues.QueueRun, "_search")
+    assert move(job("two")).moved == 3
+    assert ids(cluster) == ALL
+
+
 def test_unanswered_send_is_searched_before_the_next(cluster: FakeCluster) -> None:
     """The broker has stored the message, and its answer was lost."""
     store: Callable[..., Any] = cluster.send
@@ -531,7 +550,7 @@ def test_plan_has_a_size_that_a_broker_accepts(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
 ) -> None:
     """Producers choose which messages die, and which of them can't be moved."""
-    monkeypatch.setattr(queues, "_RECORD_PARTS", 2)
+    monkeypatch.setattr(queues, "RECORD_PARTS", 2)
     if is_refused:
         for number in range(3):
             cluster.add(DEAD, UNIQ_KEY=f"again{number}", REDRIVE_REPLAYS="2")
