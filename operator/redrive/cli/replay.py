@@ -194,21 +194,18 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
     First a plan shows how many messages would be moved. Dead letters that arrive after the plan
     are not moved. What was typed before the question is no answer to it; scripts use --yes.
 
-    POLICY is the name of a RetryPolicy, or rmqpol/NAME for a RocketMQRetryPolicy. For the latter
-    the plan is a Replay of its own, and a second one moves.
+    POLICY is the name of a RetryPolicy, or rmqpol/NAME for a RocketMQRetryPolicy.
     """
     select, (kind, policy) = dict(selection(options)), policy_reference(policy)
     asks = not options["is_plan"] and not options["yes"]
-    plans_first = asks and kind is not POLICIES  # without a review, a second Replay moves
-    mode = "Plan" if options["is_plan"] or plans_first else "Run" if options["yes"] else "Review"
-    if (mode == "Run" or plans_first) and "ids" not in select:
+    mode = "Plan" if options["is_plan"] else "Run" if options["yes"] else "Review"
+    if mode == "Run" and "ids" not in select:
         select.setdefault("until", _after(now()))  # the Replay may wait for others
     if asks and flags.dry_run is None and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
     cluster = Cluster(flags)
     owner = cluster.get(kind, cluster.namespace, policy)
-    manifest_in = partial(manifest, owner, select, cluster.user, options=options, kind=kind)
-    body = manifest_in(mode)
+    body = manifest(owner, select, cluster.user, mode, options=options, kind=kind)
     created = cluster.create(REPLAYS, body, dry_run=flags.dry_run)
     if flags.dry_run is not None:
         flags.show(created, "")
@@ -221,13 +218,13 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
         say(f"replay.redrive.io/{name} created by {cluster.user}, in review")
     plan = planned(cluster, created)
     say("\n".join(pairs(plan_fields(plan, owner))))
-    if phase_of(plan) in ENDED and not plans_first:
+    if phase_of(plan) in ENDED:
         return _plan_code(plan)
     if not run_of(plan)["counts"]["left"]:
         _end_plan(cluster, plan)
         return _plan_code(plan)
     try:
-        moving = _confirmed(cluster, plan, manifest_in("Run") if plans_first else None)
+        moving = _confirmed(cluster, plan)
     except (KeyboardInterrupt, SystemExit, click.Abort):
         _end_plan(cluster, plan)
         raise
@@ -271,18 +268,12 @@ def _attached(cluster: Cluster, flags: WriteFlags, body: Body, options: dict[str
     return attach(cluster, flags, body, timeout=options["timeout"], output=flags.output)
 
 
-def _confirmed(cluster: Cluster, review: Body, run: Body | None = None) -> Body | None:
-    """Ask whether to move what a review has shown; return the confirmed Replay.
-
-    With *run*, *review* is a plan, and a confirmation creates that Replay instead.
-    """
+def _confirmed(cluster: Cluster, review: Body) -> Body | None:
+    """Ask whether to move what a review has shown; return the confirmed Replay."""
     place = f"Context {cluster.context}, namespace {cluster.namespace}."
     count = run_of(review)["counts"]["left"]
     if not confirmed(f"{place} Move these {count} messages?", yes=False):
         return None
-    if run is not None:
-        _end_plan(cluster, review)
-        return cluster.create(REPLAYS, run)
     spec = {**dict.fromkeys(REVIEW_LIFETIME), "mode": "Run"}
     return cluster.patch(REPLAYS, review, {"spec": spec})
 

@@ -63,8 +63,8 @@ def _run(job: RunJob, progress: Progress) -> None:
 def _move_queues(job: QueueReplayJob, progress: Progress, before: ReplayRun) -> bool:
     engine = partial(_queue_scan, job) if job.pod is None or job.where is not None else None
     with QueueCluster(job.source, job_credentials()) as cluster:
-        queues.QueueRun(job, cluster, progress, mounted_key(), before.counts, engine).run()
-    return True
+        queue_run = queues.QueueRun(job, cluster, progress, mounted_key(), before, engine)
+        return queue_run.run(partial(_is_confirmed, progress))
 
 
 @contextmanager

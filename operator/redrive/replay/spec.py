@@ -220,8 +220,9 @@ class QueueReplayJob:
     choice: Choice = EVERYTHING
     approval_above: int | None = None
     pod: PodSize | None = None
+    review: bool = False
 
-    review = is_fenced_by_ledger = False
+    is_fenced_by_ledger = False
 
     def encode(self) -> str:
         """Return the job as JSON, see `ReplayJob.encode`."""

@@ -70,13 +70,13 @@ def test_replay_without_valid_selection_exits_with_2(
 
 
 class PlanningCluster:
-    """A cluster with a policy of each kind, whose plans have three messages."""
+    """A cluster with a policy of each kind, whose plans and reviews have three messages."""
 
     context, namespace, user = "shop", "shop", "jan"
 
     def __init__(self, _: ClusterFlags) -> None:
         self.created: list[Body] = []
-        self.deleted: list[Body] = []
+        self.patched: list[Body] = []
 
     def get(self, kind: Resource, namespace: str, name: str) -> Body:
         assert kind in (POLICIES, ROCKETMQ_POLICIES)
@@ -86,15 +86,17 @@ class PlanningCluster:
         assert dry_run is None
         name = f"orders-{len(self.created)}"
         run = {"counts": {"left": 3, "scanned": 3, "matched": 3}}
-        status = {"phase": "Completed", "run": run}
+        phase = "Running" if body["spec"].get("mode") == "Review" else "Completed"
+        status = {"phase": phase, "run": run}
         self.created.append({**body, "metadata": {"name": name}, "status": status})
         return self.created[-1]
 
-    def delete(self, _: Resource, body: Body) -> None:
-        self.deleted.append(body)
+    def patch(self, _: Resource, body: Body, fields: Body) -> Body:
+        self.patched.append(fields["spec"])
+        return body
 
 
-def test_replay_of_rocketmq_moves_by_a_second_replay(
+def test_replay_of_rocketmq_moves_what_it_has_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = PlanningCluster(ClusterFlags())
@@ -108,13 +110,12 @@ def test_replay_of_rocketmq_moves_by_a_second_replay(
     assert main(arguments) == 1
     assert "nothing was moved" in capsys.readouterr().err
     assert main(arguments) == 0
-    refused, plan, run = cluster.created
-    assert cluster.deleted == [refused, plan]
-    assert plan["spec"]["mode"] == "Plan"
-    assert "mode" not in run["spec"]
-    assert run["spec"]["select"] == plan["spec"]["select"]
-    assert run["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
-    assert "followFor" not in run["spec"]
+    canceled, confirmed = cluster.patched
+    assert (canceled, confirmed["mode"]) == ({"cancel": True}, "Run")
+    (_, review) = cluster.created
+    assert review["spec"]["mode"] == "Review"
+    assert review["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
+    assert "followFor" not in review["spec"]
     alone = ["replay", "rmqpol/orders", "--id", "broker-a:0:17", "--target", "repair", "--yes"]
     assert main(alone) == 0
     assert cluster.created[-1]["spec"]["select"] == {"ids": ["broker-a:0:17"]}

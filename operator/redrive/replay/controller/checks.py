@@ -15,7 +15,6 @@ from redrive.api.permissions import Permissions
 from redrive.api.replay import (
     Confirmation,
     Guarantee,
-    Mode,
     ReplayEngine,
     ReplaySpec,
     Selection,
@@ -164,7 +163,6 @@ def _fields_are_not_supported(
     is_grpc = policy.clients is ClientKind.GRPC
     refused = {
         "guarantee: ExactlyOnce": spec.guarantee is Guarantee.EXACTLY_ONCE,
-        "mode: Review": spec.mode is Mode.REVIEW,
         "sending: Batched": spec.sending is Sending.BATCHED,
         "confirmations": bool(spec.confirmations),
         "followFor": spec.follow_for is not None,

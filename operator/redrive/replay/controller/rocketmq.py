@@ -5,7 +5,7 @@ from __future__ import annotations
 from redrive.api import Body
 from redrive.api.model import parse_spec
 from redrive.api.permissions import NamespaceLimits
-from redrive.api.replay import ReplayEngine, ReplaySpec, Selection, Target
+from redrive.api.replay import Mode, ReplayEngine, ReplaySpec, Selection, Target
 from redrive.api.rocketmq import RocketMQReplays, RocketMQRetryPolicySpec
 from redrive.kube.connections import connection_of, rocketmq_at
 from redrive.kube.context import Context
@@ -42,6 +42,7 @@ class RocketMQReplayBroker:
             retry_of=of_policy.topic if is_retry else "",
             where=select.where,
             dry_run=spec.is_plan,
+            review=spec.mode is Mode.REVIEW,
             rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
             choice=Choice.of(select, limit=select.limit, max_replays=spec.max_replays),
             approval_above=identity.approval_above,

@@ -80,7 +80,7 @@ class Share:
         refused: causes of those that can't be moved, by id.
         masters: names of all masters in the plan.
         moved: dead letters whose copies are stored.
-        gone: dead letters that the master deleted after the plan.
+        gone: dead letters that the master deleted, or another Replay moved, after the plan.
         unproven: dead letters whose copies the target may have lost.
         repeated: dead letters with two copies in the target.
     """
@@ -105,6 +105,11 @@ class Share:
     def matched(self) -> int:
         """Return the number of messages in the plan."""
         return len(self.refused) + count_offsets(self.selected)
+
+    @property
+    def skipped(self) -> int:
+        """Return the number of dead letters that needed no move, or can't be read any more."""
+        return sum(len(gone - self.moved[queue]) for queue, gone in self.gone.items())
 
     @property
     def doubled(self) -> int:

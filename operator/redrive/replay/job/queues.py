@@ -27,7 +27,7 @@ import re
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from typing import Any
 
 from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
 from redrive.admin.rocketmq import Master
-from redrive.api.replay_status import RunCounts
+from redrive.api.replay_status import ReplayRun
 from redrive.errors import RedriveError
 from redrive.kube.client import UnavailableError
 from redrive.policy import envelope
@@ -72,6 +72,7 @@ from redrive.replay.job.queue_plan import (
     read_offsets,
     write_offsets,
 )
+from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
 from redrive.replay.spec import MESSAGES_PER_SECOND, Chooser, FailureCause, QueueReplayJob
@@ -156,7 +157,7 @@ class QueueRun:
         job: the run; a dry run is only planned.
         progress: reporter, which has begun.
         key: key of the ledger.
-        before: counts of earlier runs of the Replay. If they reported a plan, no other is made.
+        before: status of earlier runs of the Replay. If they reported a plan, no other is made.
         engine: opens tasks that read and select the dead letters; None to do it here.
     """
 
@@ -166,13 +167,13 @@ class QueueRun:
         cluster: QueueCluster,
         progress: Progress,
         key: LedgerKey,
-        before: RunCounts,
+        before: ReplayRun,
         engine: QueueEngine | None = None,
     ) -> None:
         self._engine = engine
         self._job, self._cluster, self._progress, self._key = job, cluster, progress, key
-        self._was_planned = before.matched is not None
-        self._reported = before.moved or 0 if self._was_planned else None  # until a search
+        self._was_planned, self._was_shown = before.counts.matched is not None, bool(before.review)
+        self._reported = before.counts.moved or 0 if self._was_planned else None  # until a search
         self._ledgers: dict[Master, QueueLedger] = {}
         self._shares: dict[Master, Share] = {}
         self._causes: dict[FailureCause, CauseFigures] = {}
@@ -181,8 +182,17 @@ class QueueRun:
         self._not_accepted = Counter[Master]()
         self._needs_search = False  # True while copies may be stored that are not known
 
-    def run(self) -> None:
+    def run(self, is_confirmed: Callable[[], bool]) -> bool:
         """Move the selected dead letters to their target, and report progress.
+
+        The plan of a review is in the ledger before it is shown. Other Replays may move some of its
+        messages until it is confirmed.
+
+        Args:
+            is_confirmed: waits until a review is confirmed, or has ended.
+
+        Returns:
+            False if the review has ended unconfirmed.
 
         Raises:
             RedriveError: the ledger has lost the reported plan, or a master does not answer.
@@ -192,8 +202,16 @@ class QueueRun:
         broker.waited(self._plan)
         if self._job.dry_run:
             self._progress.preview(self._preview())
-            return
+            return True
         try:
+            if self._progress.awaits_admission:
+                if not self._was_shown:
+                    self._progress.show_review(self._preview(), Review({}))
+                if not is_confirmed():
+                    self._record_end()
+                    return False
+            if self._job.review or self._needs_search:
+                broker.waited(self._skip_moved)
             self._move()
         except (RunEndedError, ReplayGoneError):
             if not self._needs_search:
@@ -201,6 +219,7 @@ class QueueRun:
             raise
         self._record_end()
         self._progress.report(self.account())
+        return True
 
     def _plan(self) -> None:
         """Read the plan of each master from its ledger, or make it.
@@ -328,6 +347,15 @@ class QueueRun:
                 add_offsets(share.unproven, other.selected, but=other.moved)
             add_offsets(moved, other.moved)
         return moved
+
+    def _skip_moved(self) -> None:
+        """Skip the dead letters that other Replays have moved since the plan."""
+        for master, share in self._shares.items():
+            ledger = QueueLedger(
+                self._cluster, self._queues(master, self._job.ledger)[0], self._key
+            )
+            for queue, moved in self._moved_before(master, ledger, share).items():
+                share.gone[queue] |= moved & share.selected.get(queue, set())
 
     def _search(self, master: Master, uid: str, share: Share) -> bool:
         """Find the copies of the plan of a Replay; return False if its target has lost messages."""
@@ -519,7 +547,7 @@ class QueueRun:
         refused = [item for share in shares for item in share.refused.items()]
         matched = sum(share.matched for share in shares)
         moved = sum(count_offsets(share.moved) for share in shares)
-        skipped = sum(count_offsets(share.gone) for share in shares)
+        skipped = sum(share.skipped for share in shares)
         return Account(
             scanned=sum(share.scanned for share in shares),
             unevaluated=sum(share.unevaluated for share in shares),

@@ -40,7 +40,7 @@ from redrive.replay.controller.spark_operators import (
     Launched,
     find_application,
 )
-from redrive.replay.spec import Choice, QueueReplayJob, ReplayJob
+from redrive.replay.spec import Choice, QueueReplayJob, ReplayJob, decode_job
 from tests.support.connections import changed
 from tests.support.reasons import raises
 
@@ -305,7 +305,6 @@ def test_job_of_rocketmq_has_cluster_and_topics(
     "spec",
     [
         {"guarantee": "ExactlyOnce"},
-        {"mode": "Review"},
         {"sending": "Batched"},
         {"followFor": "5m"},
         {"confirmations": ["Reconciled"]},
@@ -318,13 +317,19 @@ def test_fields_that_rocketmq_ignores_are_refused(spec: dict[str, Any]) -> None:
         admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
 
 
+def test_review_of_rocketmq_is_a_review() -> None:
+    job = admit(replay(spec={**IN_ROCKETMQ, "mode": "Review"}), rocketmq()).job
+    assert (job.review, job.dry_run) == (True, False)
+    assert decode_job(job.encode()) == job
+
+
 def test_spark_selects_dead_letters_of_rocketmq() -> None:
     spec = {"engine": "Spark", "jobTemplate": {"executors": 2}, "select": {"where": "size > 1"}}
     admitted = admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
     assert isinstance(admitted.job, QueueReplayJob)
     assert admitted.job.where == "size > 1"
     assert (admitted.template.engine, admitted.template.executors) == (ReplayEngine.SPARK, 2)
-    with raises(InvalidSpecError, match="can't use this"):
+    with pytest.raises(InvalidSpecError, match="can't use this"):
         admit(replay(spec={**IN_ROCKETMQ, "select": {"where": "size > unknown"}}), rocketmq())
 
 

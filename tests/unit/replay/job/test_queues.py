@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
-from redrive.api.replay_status import RunCounts
+from redrive.api.replay_status import ReplayRun, RunCounts
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
 from redrive.reading.queues import QueueCluster
@@ -25,6 +25,7 @@ from redrive.replay.job import queues
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import DesiredState, RunPreview
 from redrive.replay.job.queue_plan import Share
+from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import Choice, PodSize, QueueReplayJob, decode_job
 from tests.support.fake_rocketmq import FakeCluster
@@ -45,6 +46,7 @@ class Reporter:
         self.states = list(states)
         self.account = Account()
         self.shown: RunPreview | None = None
+        self.awaits_admission = False
 
     def report(self, account: Account, *, pause: object = None) -> DesiredState:  # noqa: ARG002
         self.account = account
@@ -60,6 +62,10 @@ class Reporter:
         """Report nothing."""
 
     def preview(self, preview: RunPreview) -> None:
+        self.shown = preview
+
+    def show_review(self, preview: RunPreview, review: Review) -> None:
+        assert not review.ends
         self.shown = preview
 
 
@@ -94,11 +100,11 @@ def move(
 ) -> Account:
     """Run a job after runs that have reported *reported* moved messages; return its account."""
     reporter: Any = Reporter(*states)
-    before = RunCounts(matched=5, moved=reported) if was_planned else RunCounts()
+    counts = RunCounts(matched=5, moved=reported) if was_planned else RunCounts()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(job.source, credentials) as connected:
         try:
-            queues.QueueRun(job, connected, reporter, KEY, before).run()
+            queues.QueueRun(job, connected, reporter, KEY, ReplayRun(counts=counts)).run(bool)
         finally:
             account: Account = reporter.account
             settled = account.moved + account.skipped + account.refused
@@ -406,9 +412,49 @@ def planned() -> RunPreview:
     reporter: Any = Reporter()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(SOURCE, credentials) as connected:
-        queues.QueueRun(job(dry_run=True), connected, reporter, KEY, RunCounts()).run()
+        queues.QueueRun(job(dry_run=True), connected, reporter, KEY, ReplayRun()).run(bool)
     shown: RunPreview = reporter.shown
     return shown
+
+
+def reviewed(*, is_confirmed: bool) -> tuple[RunPreview | None, Account]:
+    """Review a Replay, of which another one moves two messages before the review ends."""
+    reporter: Any = Reporter()
+    reporter.awaits_admission = True
+
+    def wait() -> bool:
+        assert move(job("other", choice=Choice(limit=2))).moved == 2
+        return is_confirmed
+
+    credentials: Any = SimpleNamespace(access=lambda: None)
+    with QueueCluster(SOURCE, credentials) as connected:
+        run = queues.QueueRun(job(review=True), connected, reporter, KEY, ReplayRun())
+        assert run.run(wait) is is_confirmed
+    return reporter.shown, reporter.account
+
+
+def test_confirmed_review_moves_what_it_has_shown(cluster: FakeCluster) -> None:
+    cluster.failures = [None] * 6 + [KilledError("killed")]  # two plans, an end, three copies
+    with pytest.raises(KilledError):
+        reviewed(is_confirmed=True)
+    assert ids(cluster) == ALL[:3]
+    cluster.add(DEAD, UNIQ_KEY="new")
+    account = move(job(), was_planned=True)
+    assert (account.matched, account.moved, account.skipped, account.left) == (5, 3, 2, 0)
+    assert ids(cluster) == ALL
+    assert move(job("two")).moved == 1
+
+
+def test_expired_review_moves_nothing(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, _ = reviewed(is_confirmed=False)
+    assert shown is not None
+    assert (shown.account.left, len(shown.samples)) == (5, 5)
+    assert ids(cluster) == ALL[:2]
+    monkeypatch.delattr(queues.QueueRun, "_search")  # its end is recorded
+    assert move(job("two")).moved == 3
+    assert ids(cluster) == ALL
 
 
 def test_plan_moves_nothing(cluster: FakeCluster) -> None:
