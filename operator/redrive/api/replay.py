@@ -473,7 +473,8 @@ class ReplaySpec(model.CheckedModel):
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
     `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
     `select.ids`, `select.limit` or the last statistics of the policy, and without a Spark operator;
-    else `Spark`. The result is the same. A RocketMQRetryPolicy has only `Job`. Defaults to Auto."""
+    else `Spark`. The result is the same. With a RocketMQRetryPolicy `Auto` means `Job`, and `Spark`
+    reads and selects with executors, before one process sends. Defaults to Auto."""
 
     job_template: ReplayJobTemplate | None = None
     """Job template of its pods, and number of executors. Defaults to the template and the number of

@@ -167,7 +167,8 @@ class RunReview(StatusModel):
     """Time at which the Replay ends unless `spec.mode` is `Run` by then."""
 
     ends: Annotated[tuple[PartitionEnd, ...], Field(max_length=_MAX_ENDS)] = ()
-    """Last entries of the plan. Later messages, and those in other partitions, are not moved."""
+    """Last entries of the plan. Later messages, and those in other partitions, are not moved. Empty
+    for a RocketMQRetryPolicy, whose ledger has the plan."""
 
 
 _MAX_REASON, _MAX_ERROR = 128, 1_024

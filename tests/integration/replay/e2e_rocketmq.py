@@ -65,9 +65,16 @@ def pasted(shop: Shop, secret: str, blocks: list[Block]) -> str:
         "PYTHONPATH": str(ROOT / "operator"),
         "SECRET_KEY": secret,
     }
-    return subprocess.run(
-        ["/bin/sh", "-euc", script], env=environment, check=True, text=True, stdout=subprocess.PIPE
-    ).stdout
+    ran = subprocess.run(
+        ["/bin/sh", "-euc", script],
+        env=environment,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert ran.returncode == 0, ran.stdout
+    return ran.stdout
 
 
 def results_of(shop: Shop) -> list[dict[str, Any]]:
@@ -96,7 +103,10 @@ async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq:
     assert re.findall(r" attempts (\d)", peeked) == ["4", "3"]
     reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
     shop.inspect("now", policyRef=reference)
-    every, one = commands(ROCKETMQ, "Replay dead letters")
+    every, one, selected = commands(ROCKETMQ, "Replay dead letters")
+    planned = pasted(shop, secret, [selected])
+    assert re.search(r"^to move +1 ", planned, re.MULTILINE), planned
+    assert re.search(r"^not selected +1$", planned, re.MULTILINE), planned
     for command in (one, every):
         assert "Complete: 1 moved" in pasted(shop, secret, [command])
     async with rocketmq.admin.session() as session:

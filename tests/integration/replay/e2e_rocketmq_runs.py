@@ -112,7 +112,8 @@ class Shop:
         manifest = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": metadata}
         body = self.api.objects.create(manifest | {"spec": {"policyRef": reference, **spec}})
         uid = body["metadata"]["uid"]
-        return QueueReplayJob(self.namespace, name, uid, self.messages, self.ledger, self.source)
+        addresses = self.messages, self.ledger, self.source
+        return QueueReplayJob(self.namespace, name, uid, *addresses, pod=POD)
 
     def patch(self, name: str, **spec: object) -> None:
         body = self.api.objects.get("replay", name, self.namespace)
