@@ -7,10 +7,11 @@ import secrets
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ import pytest
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.rocketmq import Master, RocketMQSession
 from redrive.api.crds import crds
-from redrive.api.replay_status import ReplayStatus
+from redrive.api.replay_status import ADMITTED, ReplayRun, ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.policy.envelope import REPLAY_SOURCE
@@ -115,30 +116,29 @@ class Shop:
         addresses = self.messages, self.ledger, self.source
         return QueueReplayJob(self.namespace, name, uid, *addresses, pod=POD)
 
-    def patch(self, name: str, **spec: object) -> None:
+    def patch(
+        self, name: str, annotations: Mapping[str, str] = MappingProxyType({}), **spec: object
+    ) -> None:
         body = self.api.objects.get("replay", name, self.namespace)
-        self.api.objects.apply(
-            {
-                "apiVersion": body["apiVersion"],
-                "kind": body["kind"],
-                "metadata": {"name": name, "namespace": self.namespace},
-                "spec": {**body["spec"], **spec},
-            }
-        )
+        metadata = {"name": name, "namespace": self.namespace, "annotations": {**annotations}}
+        kind = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
+        self.api.objects.apply({**kind, "metadata": metadata, "spec": {**body["spec"], **spec}})
 
     def driver(self, job: QueueReplayJob) -> AbstractContextManager[subprocess.Popen[str]]:
         """Start a driver, which is killed in the end."""
         return driver_process("-m", "redrive.replay", job.encode(), env=self.env)
 
+    def run(self, name: str) -> ReplayRun:
+        """Return what the last run has reported."""
+        return ReplayStatus.of(self.api.objects.get("replay", name, self.namespace)).run
+
     def moved(self, name: str) -> int:
         """Return the number of messages that a run has reported as moved."""
-        body = self.api.objects.get("replay", name, self.namespace)
-        return ReplayStatus.of(body).run.counts.moved or 0
+        return self.run(name).counts.moved or 0
 
     def doubled(self, name: str) -> int:
         """Return the number of messages that may be stored twice, as a run has reported."""
-        body = self.api.objects.get("replay", name, self.namespace)
-        return ReplayStatus.of(body).run.counts.doubled or 0
+        return self.run(name).counts.doubled or 0
 
     def ends(self, name: str, process: subprocess.Popen[str]) -> list[int | None]:
         """Wait for the end of a driver.
@@ -148,8 +148,7 @@ class Shop:
         """
         _, log = process.communicate(timeout=120)
         assert process.returncode == 0, log
-        body = self.api.objects.get("replay", name, self.namespace)
-        run = ReplayStatus.of(body).run
+        run = self.run(name)
         assert run.finished, log
         counts = run.counts
         settled = [counts.moved, counts.skipped, counts.refused]
@@ -236,7 +235,7 @@ async def test_killed_driver_with_a_condition_is_followed(
     shop.patch("where", rateLimit=None)
     with shop.driver(job) as second:
         assert await asyncio.to_thread(shop.ends, "where", second) == [18, 18, 0, 0, 0, 0]
-    counts = ReplayStatus.of(shop.api.objects.get("replay", "where", shop.namespace)).run.counts
+    counts = shop.run("where").counts
     assert (counts.scanned, counts.unevaluated) == (DEAD_LETTERS + 1, 1)
     assert await shop.copies() == {f"id{n}": 1 for n in range(DEAD_LETTERS) if n % 7 in {1, 2}}
 
@@ -266,12 +265,31 @@ async def test_messages_of_ids_go_to_another_topic(shop: Shop) -> None:
     assert await shop.copies() == ONCE
 
 
+async def test_killed_review_moves_what_it_has_shown(shop: Shop) -> None:
+    """Another Replay moves a part of the plan before the confirmation."""
+    job = replace(shop.replay("review", mode="Review"), review=True)
+    with shop.driver(job) as first:
+        await asyncio.to_thread(wait_until, lambda: shop.run("review").review is not None, 60)
+        first.kill()
+        first.wait()
+    assert shop.run("review").counts.left == DEAD_LETTERS
+    other = replace(shop.replay("other"), choice=Choice(limit=20), target=shop.repair)
+    with shop.driver(other) as second:
+        assert await asyncio.to_thread(shop.ends, "other", second) == [20, 20, 0, 0, 0, 0]
+    await shop.bury("later", 0, "")
+    shop.patch("review", {ADMITTED: job.uid}, mode="Run")
+    with shop.driver(job) as third:
+        counts = [DEAD_LETTERS, DEAD_LETTERS - 20, 20, 0, 0, 0]
+        assert await asyncio.to_thread(shop.ends, "review", third) == counts
+    assert await shop.copies() == ONCE
+
+
 async def test_target_without_rights_gets_nothing(shop: Shop) -> None:
     """The broker refuses the user of Replays, even if a rule of the connection is too wide."""
     with shop.driver(replace(shop.replay("others"), target=shop.others)) as process:
         _, log = await asyncio.to_thread(process.communicate, timeout=120)
     assert process.returncode != 0, log
-    run = ReplayStatus.of(shop.api.objects.get("replay", "others", shop.namespace)).run
+    run = shop.run("others")
     assert run.failure is not None
     assert run.failure.reason == "Forbidden"
     assert shop.others in run.failure.message
