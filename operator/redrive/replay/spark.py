@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from redrive.admin.rocketmq import Master
+from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
 from redrive.policy.naming import TopicName
@@ -83,6 +85,7 @@ def spark_session(job: RunJob) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     spark.dataSource.register(DeadLetterSource)
+    spark.dataSource.register(QueueSource)
     try:
         yield spark
     finally:
@@ -181,9 +184,10 @@ def scan_queues(
     while waiting:
         size = GROUPS * _slots(spark)
         wave, waiting = waiting[:size], waiting[size:]
-        read = functools.partial(_read_parts, job, wave, columns)
-        numbers = spark.range(0, len(wave), 1, len(wave))
-        messages = numbers.mapInArrow(read, rows.ddl(columns))
+        source = spark.read.format(QueueSource.name()).schema(rows.ddl(columns))
+        written = [(*part.master, part.topic, part.number, *_ends(part)) for part in wave]
+        source = source.option("source", json.dumps(asdict(job.source)))
+        messages = source.option("parts", json.dumps(written)).load()
         if job.where is None:
             every = sql.lit(True)  # noqa: FBT003
             judged = messages.withColumns({"selected": every, "evaluated": every})
@@ -194,15 +198,8 @@ def scan_queues(
             yield wave[number], message
 
 
-def _read_parts(
-    job: QueueReplayJob,
-    wave: Sequence[MessageQueue],
-    columns: Sequence[str],
-    numbers: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    for number in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
-        for letters in rows.in_batches(read_part(job.source, wave[number])):
-            yield rows.to_batch(letters, columns)
+def _ends(part: MessageQueue) -> tuple[int, int]:
+    return part.offsets.start, part.offsets.stop
 
 
 def _choose(
@@ -371,9 +368,60 @@ class DeadLetterSource(DataSource):
         """Return the columns of a message, of which a query may select some by its schema."""
         return rows.ddl(rows.COLUMNS)
 
-    def reader(self, schema: StructType) -> DeadLetterReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
         return DeadLetterReader(self.options, schema.fieldNames())
+
+
+@dataclass
+class QueuePartition(InputPartition):
+    """Spark partition of a part of a RocketMQ queue."""
+
+    source: RocketMQMessages
+    part: MessageQueue
+
+
+class QueueReader(DataSourceReader):
+    """Reads parts of RocketMQ queues.
+
+    Args:
+        options: options of the data source; see `scan_queues`.
+        columns: columns of `rows` that are passed to the JVM.
+    """
+
+    def __init__(self, options: Mapping[str, str], columns: Sequence[str]) -> None:
+        self._options, self._columns = options, columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition for each part."""
+        source = RocketMQMessages(**json.loads(self._options["source"]))
+        return [
+            QueuePartition(source, MessageQueue(Master(name, address), topic, queue, range(*ends)))
+            for name, address, topic, queue, *ends in json.loads(self._options["parts"])
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part, in batches of bounded size.
+
+        Raises:
+            RedriveError: as for `read_part`.
+        """
+        assert isinstance(partition, QueuePartition)  # noqa: S101  there is one
+        for letters in rows.in_batches(read_part(partition.source, partition.part)):
+            yield rows.to_batch(letters, self._columns)
+
+
+class QueueSource(DeadLetterSource):
+    """Data source of dead letters of RocketMQ, see `QueueReader`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format(…)`."""
+        return "redrive-queues"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch query."""
+        return QueueReader(self.options, schema.fieldNames())
 
 
 def encode_scans(groups: Sequence[Sequence[Scan]]) -> str:

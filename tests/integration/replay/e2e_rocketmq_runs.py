@@ -197,15 +197,20 @@ async def shop(api: Cluster, broker: RocketMQ, tmp_path: Path) -> AsyncIterator[
             yield made
 
 
-async def has_moved(shop: Shop, name: str) -> None:
+async def has_moved(shop: Shop, name: str, process: subprocess.Popen[str]) -> None:
     """Wait until a run at a low rate has moved a part of its messages."""
-    await asyncio.to_thread(wait_until, lambda: shop.moved(name) >= 10, 60)
+
+    def has() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        return shop.moved(name) >= 10
+
+    await asyncio.to_thread(wait_until, has, 120)
 
 
 async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
     job = shop.replay("killed", rateLimit=SLOWLY)
     with shop.driver(job) as first:
-        await has_moved(shop, "killed")
+        await has_moved(shop, "killed", first)
         first.kill()
         first.wait()
     assert 10 <= (await shop.copies()).total() < DEAD_LETTERS
@@ -227,7 +232,7 @@ async def test_killed_driver_with_a_condition_is_followed(
     shop.env |= spark_environment(master, tmp_path)
     job = replace(shop.replay("where", rateLimit=SLOWLY), where=where, pod=pod)
     with shop.driver(job) as first:
-        await has_moved(shop, "where")
+        await has_moved(shop, "where", first)
         children = psutil.Process(first.pid).children(recursive=True)
         assert not [child for child in children if "Executor" in " ".join(child.cmdline())]
         first.kill()
@@ -242,7 +247,7 @@ async def test_killed_driver_with_a_condition_is_followed(
 
 async def test_next_replay_knows_what_a_killed_one_moved(shop: Shop) -> None:
     with shop.driver(replace(shop.replay("lost", rateLimit=SLOWLY), target=shop.repair)) as first:
-        await has_moved(shop, "lost")
+        await has_moved(shop, "lost", first)
         first.kill()
         first.wait()
     copies = (await shop.copies()).total()
@@ -303,7 +308,7 @@ async def test_target_that_is_created_again_doubles_and_counts(shop: Shop) -> No
     """The next driver knows the number of copies that was reported."""
     job = replace(shop.replay("again", rateLimit=SLOWLY), target=shop.repair)
     with shop.driver(job) as first:
-        await has_moved(shop, "again")
+        await has_moved(shop, "again", first)
         first.kill()
         first.wait()
     for master in await shop.session.masters():
@@ -325,7 +330,7 @@ async def test_stopped_driver_sends_nothing_after_the_second(shop: Shop) -> None
     """At this rate the first driver is stopped while it waits for its next message."""
     job = shop.replay("stopped", rateLimit={"messages": 5, "per": "1s"})
     with shop.driver(job) as first:
-        await has_moved(shop, "stopped")
+        await has_moved(shop, "stopped", first)
         first.send_signal(signal.SIGSTOP)
         shop.patch("stopped", rateLimit=None)
         with shop.driver(job) as second:
@@ -339,7 +344,7 @@ async def test_run_continues_after_a_restart_of_a_master(
     shop: Shop, broker: RocketMQ, processes: Processes
 ) -> None:
     with shop.driver(shop.replay("restarted", rateLimit=SLOWLY)) as process:
-        await has_moved(shop, "restarted")
+        await has_moved(shop, "restarted", process)
         processes.kill(MASTERS[0])
         rocketmq.start_broker(broker, MASTERS[0], processes)
         assert await asyncio.to_thread(shop.ends, "restarted", process) == WHOLE

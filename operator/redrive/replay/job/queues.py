@@ -75,10 +75,12 @@ from redrive.replay.job.queue_plan import (
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
-from redrive.replay.spec import MESSAGES_PER_SECOND, Chooser, FailureCause, QueueReplayJob
+from redrive.replay.spec import Chooser, FailureCause, QueueReplayJob
 
 BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
+_MESSAGES_PER_SECOND = 500
+"""Messages per second that one process sends on two busy cores, for estimates."""
 SETTLE_SECONDS = 2.0
 """Pause after a call without an answer. A broker drops requests that wait longer than 0.2 s."""
 _OF_BROKER = re.compile(
@@ -563,6 +565,6 @@ class QueueRun:
     def _preview(self) -> RunPreview:
         account = self.account()
         refused = Counter(cause for s in self._shares.values() for cause in s.refused.values())
-        rate = min(MESSAGES_PER_SECOND, self._job.rate_limit or math.inf)
+        rate = min(_MESSAGES_PER_SECOND, self._job.rate_limit or math.inf)
         seconds = math.ceil(account.left / rate)
         return RunPreview(account, self._causes, refused, tuple(self._samples), seconds)

@@ -457,6 +457,12 @@ def test_expired_review_moves_nothing(
     assert ids(cluster) == ALL
 
 
+def test_plan_estimates_time_by_the_rate_of_rocketmq(cluster: FakeCluster) -> None:
+    for number in range(1_096):
+        cluster.add(DEAD, UNIQ_KEY=f"more{number}")
+    assert planned().seconds == 3
+
+
 def test_plan_moves_nothing(cluster: FakeCluster) -> None:
     shown = planned()
     assert (shown.account.left, shown.samples[0]) == (5, "broker-a:0:0")
