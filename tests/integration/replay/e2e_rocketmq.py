@@ -86,14 +86,13 @@ def results_of(shop: Shop) -> list[dict[str, Any]]:
 async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq: RocketMQ) -> None:
     group = shop.name
     secret = await buried(rocketmq, group)
-    for name, key in {"operator-key": rocketmq.secret, "jobs-key": secret}.items():
-        shop.lend("Secret", name, stringData={"secretKey": key})
+    shop.lend("Secret", "operator-key", stringData={"secretKey": rocketmq.secret})
     cluster = {
         "nameServers": [rocketmq.name_server],
         "authentication": key_of(ADMIN, "operator-key"),
         "allow": [{"name": "shop", "topics": [group, f"{group}-repair"], "groups": [group]}],
         "inspection": {"authentication": key_of(f"{group}-jobs", "rocketmq-inspector")},
-        "replay": {"authentication": key_of(f"{group}-jobs", "jobs-key")},
+        "replay": {"authentication": key_of(f"{group}-jobs", "rocketmq-replayer")},
     }
     shop.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec={"rocketmq": cluster})
     spec = {"connectionRef": {"name": "main"}, "topic": group, "group": group}
@@ -103,8 +102,8 @@ async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq:
     assert re.findall(r" attempts (\d)", peeked) == ["4", "3"]
     reference = {"kind": "RocketMQRetryPolicy", "name": "orders"}
     shop.inspect("now", policyRef=reference)
-    every, one, selected = commands(ROCKETMQ, "Replay dead letters")
-    planned = pasted(shop, secret, [selected])
+    access, every, one, selected = commands(ROCKETMQ, "Replay dead letters")
+    planned = pasted(shop, secret, [access, selected])
     assert re.search(r"^to move +1 ", planned, re.MULTILINE), planned
     assert re.search(r"^not selected +1$", planned, re.MULTILINE), planned
     for command in (one, every):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -116,13 +116,23 @@ class Shop:
         addresses = self.messages, self.ledger, self.source
         return QueueReplayJob(self.namespace, name, uid, *addresses, pod=POD)
 
-    def patch(
-        self, name: str, annotations: Mapping[str, str] = MappingProxyType({}), **spec: object
-    ) -> None:
+    def patch(self, name: str, **spec: object) -> None:
         body = self.api.objects.get("replay", name, self.namespace)
-        metadata = {"name": name, "namespace": self.namespace, "annotations": {**annotations}}
-        kind = {"apiVersion": body["apiVersion"], "kind": body["kind"]}
-        self.api.objects.apply({**kind, "metadata": metadata, "spec": {**body["spec"], **spec}})
+        self.api.objects.apply(
+            {
+                "apiVersion": body["apiVersion"],
+                "kind": body["kind"],
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": {**body["spec"], **spec},
+            }
+        )
+
+    def confirm(self, job: QueueReplayJob) -> None:
+        """Confirm a review as its author, and admit it as the operator."""
+        metadata = {"annotations": {ADMITTED: job.uid}}
+        patch = json.dumps({"metadata": metadata, "spec": {"mode": "Run"}})
+        named = "replay", job.name, "--namespace", self.namespace
+        self.api.kubectl("patch", *named, "--type=merge", f"--patch={patch}")
 
     def driver(self, job: QueueReplayJob) -> AbstractContextManager[subprocess.Popen[str]]:
         """Start a driver, which is killed in the end."""
@@ -282,7 +292,7 @@ async def test_killed_review_moves_what_it_has_shown(shop: Shop) -> None:
     with shop.driver(other) as second:
         assert await asyncio.to_thread(shop.ends, "other", second) == [20, 20, 0, 0, 0, 0]
     await shop.bury("later", 0, "")
-    shop.patch("review", {ADMITTED: job.uid}, mode="Run")
+    shop.confirm(job)
     with shop.driver(job) as third:
         counts = [DEAD_LETTERS, DEAD_LETTERS - 20, 20, 0, 0, 0]
         assert await asyncio.to_thread(shop.ends, "review", third) == counts
@@ -338,6 +348,43 @@ async def test_stopped_driver_sends_nothing_after_the_second(shop: Shop) -> None
         first.send_signal(signal.SIGCONT)
         await asyncio.to_thread(first.wait, 60)
     assert await shop.copies() == ONCE
+
+
+STOPS = """
+import os, signal, sys
+from redrive.reading.queues import QueueCluster
+from redrive.replay.__main__ import main
+
+send, count = QueueCluster.send, 0
+
+def stop_before_a_send(*place, **fields):
+    global count
+    count += 1
+    if count == 15:  # two of them are plans
+        os.kill(os.getpid(), signal.SIGSTOP)
+    send(*place, **fields)
+
+QueueCluster.send = stop_before_a_send
+main(sys.argv[1:])
+"""
+"""A driver that stops after it has checked its fence, and before it sends."""
+
+
+async def test_driver_stopped_before_a_send_doubles_and_counts(shop: Shop) -> None:
+    job = shop.replay("doubled", rateLimit={"messages": 10, "per": "1s"})
+    with driver_process("-c", STOPS, job.encode(), env=shop.env) as first:
+        stopped = psutil.Process(first.pid)
+        is_stopped = lambda: stopped.status() == psutil.STATUS_STOPPED  # noqa: E731
+        await asyncio.to_thread(wait_until, is_stopped, 60)
+        with shop.driver(job) as second:
+            await asyncio.to_thread(wait_until, lambda: shop.moved("doubled") >= 20, 60)
+            first.send_signal(signal.SIGCONT)
+            _, log = await asyncio.to_thread(first.communicate, timeout=60)
+            assert "another run" in log
+            counts = [*WHOLE[:5], 1]
+            assert await asyncio.to_thread(shop.ends, "doubled", second) == counts
+    copies = await shop.copies()
+    assert (copies.keys(), copies.total()) == (ONCE.keys(), DEAD_LETTERS + 1)
 
 
 async def test_run_continues_after_a_restart_of_a_master(
