@@ -214,7 +214,12 @@ async def has_moved(shop: Shop, name: str, process: subprocess.Popen[str]) -> No
         assert process.poll() is None, process.communicate()[1]
         return shop.moved(name) >= 10
 
-    await asyncio.to_thread(wait_until, has, 120)
+    try:
+        await asyncio.to_thread(wait_until, has, 100)
+    except AssertionError:
+        process.kill()
+        print(process.communicate()[1])  # noqa: T201  pytest shows it
+        raise
 
 
 async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
