@@ -25,14 +25,14 @@ from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.policy.envelope import REPLAY_SOURCE
 from redrive.reading.queues import parse_stored
-from redrive.replay.spec import Choice, PodSize, QueueReplayJob
+from redrive.replay.spec import Choice, QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.rocketmq import RocketMQ, allow, create_user
 from tests.support.local_runs import driver_process
 from tests.support.namespaces import new_namespace
-from tests.support.spark_runs import CLUSTER, LOCAL, POD, spark_environment
+from tests.support.spark_runs import CLUSTER, POD, spark_environment
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -207,7 +207,9 @@ async def shop(api: Cluster, broker: RocketMQ, tmp_path: Path) -> AsyncIterator[
             yield made
 
 
-async def has_moved(shop: Shop, name: str, process: subprocess.Popen[str]) -> None:
+async def has_moved(
+    shop: Shop, name: str, process: subprocess.Popen[str], seconds: float = 60
+) -> None:
     """Wait until a run at a low rate has moved a part of its messages."""
 
     def has() -> bool:
@@ -215,7 +217,7 @@ async def has_moved(shop: Shop, name: str, process: subprocess.Popen[str]) -> No
         return shop.moved(name) >= 10
 
     try:
-        await asyncio.to_thread(wait_until, has, 100)
+        await asyncio.to_thread(wait_until, has, seconds)
     except AssertionError:
         process.kill()
         print(process.communicate()[1])  # noqa: T201  pytest shows it
@@ -237,17 +239,15 @@ async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
     assert await shop.copies() == ONCE
 
 
-@pytest.mark.parametrize(("master", "pod"), [(LOCAL, POD), (CLUSTER, None)], ids=["job", "spark"])
-async def test_killed_driver_with_a_condition_is_followed(
-    shop: Shop, tmp_path: Path, master: str, pod: PodSize | None
-) -> None:
-    """Spark selects the messages, of which one can't be evaluated; then the driver moves them."""
+@pytest.mark.timeout(480)  # Spark starts in a minute beside other runs
+async def test_driver_killed_after_spark_is_followed(shop: Shop, tmp_path: Path) -> None:
+    """Executors select messages, of which one can't be evaluated; then the driver moves them."""
     await shop.bury("unreadable", 0, "AMOUNT\x01n/a\x02KEYS\x01key1\x02")
     where = "key in ('key1', 'key2') and coalesce(cast(properties['AMOUNT'] as int), 7) > 5"
-    shop.env |= spark_environment(master, tmp_path)
-    job = replace(shop.replay("where", rateLimit=SLOWLY), where=where, pod=pod)
+    shop.env |= spark_environment(CLUSTER, tmp_path)
+    job = replace(shop.replay("where", rateLimit=SLOWLY), where=where, pod=None)
     with shop.driver(job) as first:
-        await has_moved(shop, "where", first)
+        await has_moved(shop, "where", first, 360)
         children = psutil.Process(first.pid).children(recursive=True)
         assert not [child for child in children if "Executor" in " ".join(child.cmdline())]
         first.kill()
