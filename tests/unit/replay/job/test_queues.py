@@ -18,17 +18,17 @@ from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUn
 from redrive.api.replay_status import ReplayRun, RunCounts
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
-from redrive.reading.queues import QueueCluster
+from redrive.reading.queues import MessageQueue, QueueCluster
 from redrive.replay.account import Account
 from redrive.replay.evidence import CODE, LedgerKey, SignedRecord
-from redrive.replay.job import queues
+from redrive.replay.job import queue_plan, queues
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import DesiredState, RunPreview
 from redrive.replay.job.queue_plan import Share
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import Choice, PodSize, QueueReplayJob, decode_job
-from tests.support.fake_rocketmq import FakeCluster
+from tests.support.fake_rocketmq import MASTER, FakeCluster
 
 DEAD, LEDGER, TARGET = "%DLQ%g", "redrive-ledger-g", "orders"
 SOURCE = RocketMQMessages(DEAD, "g", ["rocketmq:9876"], None, [])
@@ -415,6 +415,28 @@ def planned() -> RunPreview:
         queues.QueueRun(job(dry_run=True), connected, reporter, KEY, ReplayRun()).run(bool)
     shown: RunPreview = reporter.shown
     return shown
+
+
+def test_task_waits_for_a_broker_and_reads_its_part(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull, failures = cluster.pull, [None, BrokerUnreachableError("gone", remedy="wait")]
+
+    async def fail_once(*arguments: Any) -> tuple[bytes, int]:  # noqa: ANN401
+        if failures and (failure := failures.pop(0)) is not None:
+            raise failure
+        return await pull(*arguments)
+
+    monkeypatch.setattr(cluster, "pull", fail_once)
+    monkeypatch.setattr(queue_plan, "PART_OFFSETS", 4)
+    monkeypatch.setattr(queue_plan, "_PULLS", 1)
+    monkeypatch.setattr(queue_plan, "job_credentials", lambda: SimpleNamespace(access=lambda: None))
+    queue = MessageQueue(MASTER, DEAD, 0, range(5))
+    parts = queue_plan.parts([queue])
+    assert [part.offsets for part in parts] == [range(4), range(4, 5)]
+    rows = [row for part in parts for row in queue_plan.read_part(SOURCE, part)]
+    assert [row.id for row in rows] == [f"broker-a:0:{offset}" for offset in range(5)]
+    assert not failures
 
 
 def reviewed(*, is_confirmed: bool) -> tuple[RunPreview | None, Account]:
