@@ -42,6 +42,7 @@ CALL_SECONDS = 10.0
 """Time-out of a connection attempt, and of a call."""
 SESSION_SECONDS = 300.0
 """Time-out of a session: a cluster may list many masters that do not answer."""
+_IDLE_SECONDS = 60.0  # a server closes a connection without calls after 120 s
 MAX_LINKS = 4
 """Connections of a session that stay open."""
 MAX_FRAME = 2**18
@@ -52,8 +53,7 @@ MAX_HEADER = 2**16
 MAX_FRAMES = 16
 """Maximum frames before the answer to a call: their parsing blocks the event loop."""
 MAX_MASTERS = 64
-MAX_QUEUES = 1_024
-MAX_OFFSET = 2**47 - 1
+MAX_QUEUES, MAX_OFFSET = 1_024, 2**47 - 1
 """The sum over all queues of all masters is below 2^63."""
 _WITH_SUBSCRIPTION = 4
 """Flag of a pull that has its filter of tags, and waits for no messages."""
@@ -270,6 +270,8 @@ class RocketMQSession:
         raise _refusal(f"{server} refused to {doing}", result, remark)
 
     async def _link(self, address: str, tls: ssl.SSLContext | None) -> _Link:
+        if (link := self._links.get(address)) and time.monotonic() - link.used > _IDLE_SECONDS:
+            self._links.pop(address).close()
         if address not in self._links:
             while len(self._links) >= MAX_LINKS:
                 self._links.pop(next(iter(self._links))).close()
@@ -487,7 +489,7 @@ class _Link:
         self._reader, self._writer = reader, writer
         self._shares, self._namespace = shares, namespace
         self._numbers = itertools.count(1)
-        self._free = asyncio.Lock()
+        self._free, self.used = asyncio.Lock(), time.monotonic()
 
     def close(self) -> None:
         self._writer.close()
@@ -504,7 +506,7 @@ class _Link:
             OSError, EOFError: the connection failed, or the server does not speak this protocol.
         """
         async with self._free:
-            number = next(self._numbers)
+            number, self.used = next(self._numbers), time.monotonic()
             header = {"code": int(code), "language": "OTHER", "version": _VERSION, "flag": 0}
             header |= {"opaque": number, "extFields": fields, "serializeTypeCurrentRPC": "JSON"}
             self._writer.write(_frame(json.dumps(header).encode(), body))

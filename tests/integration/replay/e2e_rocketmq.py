@@ -104,8 +104,8 @@ async def test_dead_letters_of_rocketmq_are_read_and_moved(shop: Shop, rocketmq:
     shop.inspect("now", policyRef=reference)
     access, every, one, selected = commands(ROCKETMQ, "Replay dead letters")
     planned = pasted(shop, secret, [access, selected])
-    assert re.search(r"^to move +1 ", planned, re.MULTILINE), planned
-    assert re.search(r"^not selected +1$", planned, re.MULTILINE), planned
+    assert re.search(r"^  to move +1 ", planned, re.MULTILINE), planned
+    assert re.search(r"^  not selected +1$", planned, re.MULTILINE), planned
     for command in (one, every):
         assert "Complete: 1 moved" in pasted(shop, secret, [command])
     async with rocketmq.admin.session() as session:

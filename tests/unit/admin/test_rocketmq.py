@@ -284,7 +284,9 @@ async def test_session_keeps_few_connections_and_ends(monkeypatch: pytest.Monkey
     ):
         for address in (one, one, other, one):
             assert await session.group(Master("a", address), "g") == {}
-    assert [call.args[0] for call in opened.call_args_list] == [one, other, one]
+        monkeypatch.setattr(rocketmq, "_IDLE_SECONDS", -1)  # its server may have closed it
+        assert await session.group(Master("a", one), "g") == {}
+    assert [call.args[0] for call in opened.call_args_list] == [one, other, one, one]
     monkeypatch.setattr(rocketmq, "SESSION_SECONDS", 0)
     with pytest.raises(AdminError) as late:
         async with RocketMQAdmin([], Access()).session():

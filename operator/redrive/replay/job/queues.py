@@ -255,7 +255,8 @@ class QueueRun:
             for master in others:
                 share = self._planned(master, scan, tuple(master.name for master in masters))
                 if not job.dry_run:
-                    self._ledgers[master].write(job.uid, share.to_json())
+                    write = partial(self._ledgers[master].write, job.uid, share.to_json())
+                    broker.waited(write)  # the first of two counts
                 self._shares[master] = share
 
     def _queues(self, master: Master, topic: str) -> list[MessageQueue]:
