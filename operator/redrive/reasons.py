@@ -350,8 +350,8 @@ class Reason(enum.StrEnum):
         "a topic of the policy is terminated, or a limit makes the broker refuse messages there",
         "do what the message says")
     CONSUMERS_REFUSED = _ReasonRow("ConsumersRefused", WARNING,
-        "a topic of the policy has its maximum of consumers or subscriptions",
-        "raise the limit that the message names")
+        "a topic of the policy refuses further consumers or subscriptions, or their type",
+        "change the setting that the message names")
     RETRY_TOPIC_NOT_CONSUMED = _ReasonRow("RetryTopicNotConsumed", WARNING,
         "the retry topic has no consumers", "subscribe the consumers to it, too")
     RETRY_STORM = _ReasonRow("RetryStorm", WARNING,

@@ -492,6 +492,11 @@ class Admin:
         settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
         return {**settings.quotas, **around.backlog_quotas, **(own or {})}
 
+    async def subscription_types(self, topic: TopicName) -> frozenset[str]:
+        """Return the subscription types that *topic* itself allows; empty if it sets none."""
+        does, path = f"read the types of {topic}", f"{topic_path(topic)}/subscriptionTypesEnabled"
+        return await self._get(does, path, lambda answer: model.name_set(answer or ()))
+
     async def limit(self, topic: TopicName, setting: str, *, max_age: float = 0.0) -> int:
         """Return one of the `LIMITS` of *topic*; 0 for none. See `quotas_in_force`."""
         # Only some of these calls know `applied`; the others return the value of the topic.

@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog, BlockedKey
+from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS
 from redrive.provision.health_checks import CheckInput, Deliveries, Reading, Thresholds, check
 
 _HOUR_SECONDS = 3_600.0
@@ -171,3 +173,33 @@ def _moved(before: int | None, now: int | None) -> bool:
     if before is None or now is None:
         return before is not now
     return bool(before) != bool(now) or abs(now - before) > BACKLOG_SHARE * before
+
+
+_BLOCKED_KEYS = TypeAdapter(tuple[OnErrorOmit[BlockedKey], ...])
+_KEYS_LENGTH = 256 * 2**10
+"""Maximum characters of one policy, about a thousand keys: more would delay the event loop."""
+
+
+def blocked_keys_of(producers: Iterable[Mapping[str, str]]) -> tuple[BlockedKey, ...]:
+    """Return the blocked keys in the metadata of producers, the longest blocked first.
+
+    Any client that may produce to the retry topic can write them, so invalid ones are left out, and
+    `_KEYS_LENGTH` of all is read. A consumer has two producers for a moment while it publishes a
+    change: the key with more failures counts.
+    """
+    keys: list[BlockedKey] = []
+    unread = _KEYS_LENGTH
+    for producer in producers:
+        text = producer.get(BLOCKED_KEYS, "[]")
+        if len(text) > unread:
+            continue
+        unread -= len(text)
+        with suppress(ValidationError):
+            keys += _BLOCKED_KEYS.validate_json(text)
+    latest = {
+        key.key_hash: key
+        for key in sorted(keys, key=lambda key: (key.since_time, key.failures))
+        if key.cause.isprintable()
+    }
+    shown = sorted(latest.values(), key=lambda key: (key.since_time, key.key_hash))
+    return tuple(shown[:MAX_BLOCKED_KEYS])

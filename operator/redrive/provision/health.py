@@ -11,14 +11,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
-
-from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
@@ -28,20 +26,20 @@ from redrive.admin.policies import LIMITS, MAX_PRODUCERS, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready, moment_of
 from redrive.api.replay_status import FINAL
-from redrive.api.retrypolicy import BlockedKey
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, PolicyKey
-from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, OUTAGE, Policy
+from redrive.policy.model import OUTAGE, Policy
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
 from redrive.provision.claims import resolve
 from redrive.provision.findings import (
     BACKLOG_CHANGED_AFTER,
     Findings,
+    blocked_keys_of,
     figures_patch,
     is_backlog_worth_writing,
     read_backlog,
@@ -269,19 +267,27 @@ class Health:
         has_ledger = policy.dead_letters and asked.connection.replay is not None
         ledger = [policy.ledger_topic] if has_ledger else []
 
-        async def read_terminated() -> tuple[TopicName, ...]:
-            topics = [*own, *ledger]
-            return tuple([topic for topic in topics if await reader.is_terminated(admin, topic)])
+        properties = [(topic, _TERMINATED) for topic in [*own, *ledger]]
+        properties += [(topic, limit) for limit in LIMITS for topic in [*own, policy.topic]]
+        properties += [(topic, _TYPES) for topic in policy.subscription_types]
+        values = await reader.properties(admin, properties)
+        limits: dict[TopicName, dict[str, int]] = {}
+        for (topic, name), value in values.items():
+            if name in LIMITS:
+                limits.setdefault(topic, {})[name] = value
 
         async def read_producers() -> dict[TopicName, int]:
             topics = [topic for topic in own if limits.get(topic, {}).get(MAX_PRODUCERS)]
             return {topic: await reader.producers(admin, topic) for topic in topics}
 
-        key = asked.key
-        terminated = await _if_permitted(read_terminated(), key, "state of its topics") or ()
-        limits = await reader.limits(admin, [*own, policy.topic])
-        producers = await _if_permitted(read_producers(), key, "producers of its topics") or {}
-        return {"terminated": terminated, "limits": limits, "producers": producers}
+        subject = "producers of its topics"
+        states = {topic: is_ for (topic, name), is_ in values.items() if name == _TERMINATED}
+        return {
+            "terminated": tuple(topic for topic, is_terminated in states.items() if is_terminated),
+            "types": {topic: types for (topic, name), types in values.items() if name == _TYPES},
+            "limits": limits,
+            "producers": await _if_permitted(read_producers(), asked.key, subject) or {},
+        }
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader
@@ -322,36 +328,6 @@ class Health:
         ):
             after = await self._ctx.kubernetes.patch_status(resources.POLICIES, key, patch)
             self._ctx.policies.renew(after)
-
-
-_BLOCKED_KEYS = TypeAdapter(tuple[OnErrorOmit[BlockedKey], ...])
-_KEYS_LENGTH = 256 * 2**10
-"""Maximum characters of one policy, about a thousand keys: more would delay the event loop."""
-
-
-def blocked_keys_of(producers: Iterable[Mapping[str, str]]) -> tuple[BlockedKey, ...]:
-    """Return the blocked keys in the metadata of producers, the longest blocked first.
-
-    Any client that may produce to the retry topic can write them, so invalid ones are left out, and
-    `_KEYS_LENGTH` of all is read. A consumer has two producers for a moment while it publishes a
-    change: the key with more failures counts.
-    """
-    keys: list[BlockedKey] = []
-    unread = _KEYS_LENGTH
-    for producer in producers:
-        text = producer.get(BLOCKED_KEYS, "[]")
-        if len(text) > unread:
-            continue
-        unread -= len(text)
-        with suppress(ValidationError):
-            keys += _BLOCKED_KEYS.validate_json(text)
-    latest = {
-        key.key_hash: key
-        for key in sorted(keys, key=lambda key: (key.since_time, key.failures))
-        if key.cause.isprintable()
-    }
-    shown = sorted(latest.values(), key=lambda key: (key.since_time, key.key_hash))
-    return tuple(shown[:MAX_BLOCKED_KEYS])
 
 
 def _are_keys_worth_writing(written: Body, patch: Body) -> bool:
@@ -422,6 +398,8 @@ def _now() -> float:
 FORGET_AFTER_SECONDS = 3_600.0
 SETTINGS_SECONDS = 900.0
 """Maximum age of cached settings."""
+PROPERTIES_AT_A_TIME = 2
+_TERMINATED, _TYPES = "terminated", "subscriptionTypesEnabled"
 
 
 @dataclass(frozen=True)
@@ -431,9 +409,12 @@ class _Answer:
     stats: TopicStats
 
 
-class _Limit(NamedTuple):
+class _Property(NamedTuple):
     at: float
-    value: int
+    value: Any
+
+
+_UNREAD = _Property(float("-inf"), 0)
 
 
 class Reader:
@@ -451,8 +432,7 @@ class Reader:
         self._paces = paces
         self._answers: dict[TopicName, _Answer] = {}
         self._quotas: dict[TopicName, tuple[float, int | None]] = {}
-        self._limits: dict[tuple[TopicName, str], _Limit] = {}
-        self._open: dict[TopicName, float] = {}
+        self._properties: dict[tuple[TopicName, str], _Property] = {}
 
     async def read(
         self, admin: Admin, topic: TopicName, *, own: bool = False, producers: bool = False
@@ -493,50 +473,38 @@ class Reader:
         partitioned = self._is_partitioned(topic)
         return await admin.acknowledged(topic, partitioned=partitioned, subscription=subscription)
 
-    async def is_terminated(self, admin: Admin, topic: TopicName) -> bool:
-        """Return True if a topic that was read before is terminated; False if it does not exist.
+    async def properties(
+        self, admin: Admin, wanted: Sequence[tuple[TopicName, str]]
+    ) -> dict[tuple[TopicName, str], Any]:
+        """Return the known ones of the *wanted* properties of topics that were read before.
 
-        It is read every 15 minutes.
-
-        Raises:
-            AdminError: the call failed.
-        """
-        if self._open.get(topic, -SETTINGS_SECONDS) + SETTINGS_SECONDS > _now():
-            return False
-        await self._pace()
-        with suppress(AdminNotFoundError):
-            if await admin.is_terminated(topic, partitioned=self._is_partitioned(topic)):
-                return True
-            self._open[topic] = _now()
-        return False
-
-    async def limits(
-        self, admin: Admin, topics: Sequence[TopicName]
-    ) -> dict[TopicName, dict[str, int]]:
-        """Return the known limits of *topics*; read one that is unknown, or the oldest.
-
-        Each takes a call. All of them at once would delay the statistics of other policies.
+        Those that are unknown or older than 15 minutes are read, the oldest first, but
+        `PROPERTIES_AT_A_TIME` at most: more would delay the statistics of other policies.
 
         Raises:
             AdminError: other calls to the broker would fail, too.
         """
-        pairs = [(topic, setting) for setting in LIMITS for topic in topics]
-        read = self._limits
-        oldest = min(pairs, key=lambda pair: read[pair].at if pair in read else float("-inf"))
-        if oldest not in read or read[oldest].at + SETTINGS_SECONDS <= _now():
+        read, due_before = self._properties, _now() - SETTINGS_SECONDS
+        due = [pair for pair in wanted if read.get(pair, _UNREAD).at <= due_before]
+        due.sort(key=lambda pair: read.get(pair, _UNREAD).at)
+        for topic, name in due[:PROPERTIES_AT_A_TIME]:
+            value = read.get((topic, name), _UNREAD).value
             await self._pace()
-            value = read[oldest].value if oldest in read else 0
             try:
-                value = await admin.limit(*oldest, max_age=SETTINGS_SECONDS)
+                value = await self._property(admin, topic, name)
             except AdminError as error:
                 if error.meets_all:
                     raise
-                logger.info("a limit is unknown: %s", error)
-            read[oldest] = _Limit(_now(), value)
-        limits: dict[TopicName, dict[str, int]] = {}
-        for topic, setting in read.keys() & pairs:
-            limits.setdefault(topic, {})[setting] = read[topic, setting].value
-        return limits
+                logger.info("a property of a topic is unknown: %s", error)
+            read[topic, name] = _Property(_now(), value)
+        return {pair: read[pair].value for pair in wanted if pair in read}
+
+    async def _property(self, admin: Admin, topic: TopicName, name: str) -> Any:  # noqa: ANN401
+        if name == _TERMINATED:
+            return await admin.is_terminated(topic, partitioned=self._is_partitioned(topic))
+        if name == _TYPES:
+            return await admin.subscription_types(topic)
+        return await admin.limit(topic, name, max_age=SETTINGS_SECONDS)
 
     async def producers(self, admin: Admin, topic: TopicName) -> int:
         """Return the number of producers of a topic that was read before, or of a partition.
@@ -570,8 +538,7 @@ class Reader:
         """Forget topics that were not read for an hour."""
         recent = _now() - FORGET_AFTER_SECONDS
         self._quotas = {t: quota for t, quota in self._quotas.items() if quota[0] > recent}
-        self._limits = {pair: limit for pair, limit in self._limits.items() if limit.at > recent}
-        self._open = {t: at for t, at in self._open.items() if at > recent}
+        self._properties = {p: have for p, have in self._properties.items() if have.at > recent}
         self._answers = {t: answer for t, answer in self._answers.items() if answer.at > recent}
 
     def _is_partitioned(self, topic: TopicName) -> bool:

@@ -85,6 +85,7 @@ class Reading:
         terminated: topics of the policy that accept no messages.
         limits: limits of the source topic and of each topic of the policy, if they were read.
         producers: producers of each topic, or of a partition, whose number is limited.
+        types: subscription types that the topics of consumers allow by a setting of their own.
         blocked_keys: keys that consumers publish as blocked.
         published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
@@ -103,6 +104,7 @@ class Reading:
     terminated: tuple[TopicName, ...] = ()
     limits: Mapping[TopicName, Limits] = field(default_factory=dict)
     producers: Mapping[TopicName, int] = field(default_factory=dict)
+    types: Mapping[TopicName, frozenset[str]] = field(default_factory=dict)
     blocked_keys: tuple[BlockedKey, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
 
@@ -412,9 +414,16 @@ def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
 
 
 def consumers_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
-    """Find topics that accept no more consumers or subscriptions. Each reader needs both."""
+    """Find topics that accept no more consumers or subscriptions, or not those of the policy.
+
+    Each reader is a consumer with a subscription.
+    """
     policy = facts.policy
-    full = []
+    full = [
+        f"{topic.local} has subscriptionTypesEnabled={','.join(sorted(allowed))} without {kind}"
+        for topic, kind in policy.subscription_types.items()
+        if (allowed := facts.types.get(topic)) and kind.of_broker not in allowed
+    ]
     for topic, stats, subscription in (
         (policy.topic, facts.source, policy.subscription),
         (policy.retry_topic, facts.retry, policy.subscription),
@@ -440,8 +449,8 @@ def consumers_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
         Reason.CONSUMERS_REFUSED,
         "the broker refuses further consumers of topics of this policy: a rollout that starts new "
         "consumers before it stops others does not complete, and Replays fail, because each reader "
-        f"is a consumer with a subscription of its own; got {'; '.join(full)}; "
-        f"{_raise_limits(policy)}",
+        f"is a consumer with a subscription of its own; got {'; '.join(full)}; allow the missing "
+        f"subscription type, and {_raise_limits(policy)}",
     )
 
 

@@ -438,6 +438,8 @@ async def test_limits_of_single_topics_are_reported(
             client.subscribe(topic, "fulfilment", consumer_type=SHARED)
         for topic, limit in limits:
             shop.request("POST", f"{rest_path(topic)}/{limit}", 1)
+        shop.request("POST", f"{rest_path(source)}/subscriptionTypesEnabled", ["Exclusive"])
+        limits[source, "subscriptionTypesEnabled"] = "=Exclusive without Shared"
         await watched.shows(lambda status: all(text in str(status) for text in limits.values()))
         for topic, limit in limits:
             shop.request("DELETE", f"{rest_path(topic)}/{limit}")

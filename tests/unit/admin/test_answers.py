@@ -168,6 +168,7 @@ READS: dict[str, Read] = {
                              lambda read: sorted(read.names)),
     "limit": Read(lambda a: a.limit(TOPIC, "maxProducersPerTopic"), 9,
                   others={**LISTED, "/namespaces/t/n": POLICIES, "/runtime": SETTINGS}),
+    "types": Read(lambda a: a.subscription_types(TOPIC), ["Shared"], sorted),
     "limit of a broker": Read(
         lambda a: a.limit(TOPIC, "maxConsumersPerTopic"), SETTINGS,
         others={**LISTED, "/namespaces/t/n": POLICIES, "/maxConsumers": None},

@@ -30,12 +30,12 @@ from redrive.kube.resources import POLICIES, Key
 from redrive.policy.model import BLOCKED_KEYS
 from redrive.policy.naming import TopicName
 from redrive.provision import health as provision_health
+from redrive.provision.findings import blocked_keys_of
 from redrive.provision.health import (
     INTERVAL_SECONDS,
     SETTINGS_SECONDS,
     Health,
     Reader,
-    blocked_keys_of,
 )
 from redrive.provision.poller import RateLimit
 from tests.support.connections import changed
@@ -99,7 +99,7 @@ class Cluster:
         self.state_reads: list[str] = []
         self.limits = {"maxProducersPerTopic": 2}
         self.limit_reads: list[tuple[str, str]] = []
-        self.unknown_limit = ""
+        self.unknown_limit, self.types = "", frozenset[str]()
         self.names = {"orders", "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"}
         self.of_broker: int | None = None
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -140,6 +140,10 @@ class Cluster:
         if setting == self.unknown_limit:
             raise AdminForbiddenError("no", remedy="ask")
         return self.limits.get(setting, 0)
+
+    async def subscription_types(self, *_: object) -> frozenset[str]:
+        """Answer for every topic."""
+        return self.types
 
     async def is_terminated(self, topic: TopicName, **_: object) -> bool:
         """Answer for the retry topic alone that it is terminated."""
@@ -368,32 +372,33 @@ async def test_refused_sends_are_warned_about_until_they_end(
     health = Health(cluster.ctx, enqueued.append)
     cluster.terminates = True
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
-    cluster.terminates = False
-    assert await reasons_shown(health, cluster, enqueued) == []
     assert set(cluster.state_reads) == {
         f"orders-fulfilment-{end}" for end in ("RETRY", "DLQ", "DLQ-SEQUENCES", "DLQ-LEDGER")
     }
-    cluster.state_reads.clear()
+    cluster.terminates = False
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert await reasons_shown(health, cluster, enqueued) == []
     cluster.senders = 2
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
-    assert cluster.state_reads == []
+    assert len(cluster.state_reads) == 8
     await health.stop()
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_each_poll_reads_one_limit_of_the_topics(cluster: Cluster) -> None:
+async def test_limits_of_topics_are_read_every_15_minutes(cluster: Cluster) -> None:
     enqueued: list[Key] = []
     cluster.found = {"fulfilment": dataclasses.replace(NOTHING_WAITS, consumers=3)}
     limits = [(topic, setting) for topic in sorted(cluster.names) for setting in LIMITS]
-    assert len(limits) * INTERVAL_SECONDS == SETTINGS_SECONDS
     health = Health(cluster.ctx, enqueued.append)
     assert await reasons_shown(health, cluster, enqueued) == []
-    assert 2 <= len(set(cluster.limit_reads)) == len(cluster.limit_reads) <= 3
+    assert len(set(cluster.limit_reads)) == len(cluster.limit_reads) < len(limits) / 2
     await asyncio.sleep(SETTINGS_SECONDS)
     assert sorted(set(cluster.limit_reads)) == sorted(limits)
-    cluster.limits = {"maxConsumersPerTopic": 3}
-    await asyncio.sleep(SETTINGS_SECONDS)
-    assert await reasons_shown(health, cluster, enqueued) == ["ConsumersRefused"]
+    limited = {"maxConsumersPerTopic": 3}
+    for limits_now, types in ((limited, ()), ({}, ("Exclusive",)), (limited, ())):
+        cluster.limits, cluster.types = limits_now, frozenset(types)
+        await asyncio.sleep(SETTINGS_SECONDS)
+        assert await reasons_shown(health, cluster, enqueued) == ["ConsumersRefused"]
     cluster.unknown_limit = "maxConsumersPerTopic"
     await asyncio.sleep(SETTINGS_SECONDS)
     assert await reasons_shown(health, cluster, enqueued) == ["ConsumersRefused"]

@@ -142,6 +142,15 @@ def test_refused_consumers_name_topic_and_setting(
     assert warned is None or f"got {warned}" in warnings[0].message
 
 
+def test_topic_that_refuses_the_type_of_consumers_is_named() -> None:
+    types = {TOPIC: frozenset({"Shared"}), RETRY: frozenset({"Failover", "Exclusive"})}
+    [warning] = found(types=types)
+    assert warning.reason == "ConsumersRefused"
+    assert "got orders-s-RETRY has subscriptionTypesEnabled=Exclusive,Failover without Shared;" in (
+        warning.message
+    )
+
+
 def test_consumers_without_their_subscription_need_another() -> None:
     source = {"audit": stats(consumers=1)}
     [warning] = found(source=source, limits={TOPIC: {"maxSubscriptionsPerTopic": 1}})
