@@ -396,6 +396,10 @@ READS: dict[str, tuple[Callable[[RocketMQSession, Master], Awaitable[object]], d
     "group": (_drift, {"groupName": "g", "retryMaxTimes": 16}),
     "has_consumers": (lambda s, m: s.has_consumers(m, "g"), {"consumerIdList": ["a"]}),
     "topic": (lambda s, m: s.topic(m, "t"), {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6}),
+    "messages": (
+        lambda s, m: s.messages(m, "t"),
+        {"readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "offset": 7},
+    ),
     "count": (lambda s, m: s.count(m, "t", 2), {"offset": 7}),
     "offsets": (lambda s, m: s.offsets(m, "t", 0), {"offset": 7}),
     "pull": (lambda s, m: s.pull(m, "t", 0, 0, "g"), {"nextBeginOffset": 7}),
