@@ -119,22 +119,26 @@ class Summary:
 
     def add(self, row: DeadLetterRow) -> None:
         """Count a message."""
-        properties = row.properties
-        key = None if row.sequence_key is None else self._counted(row.sequence_key[:MAX_TEXT])
-        group = self._group(row, key)
+        # Properties of the row that compute are read once.
+        properties, replays, size, sequence_key = (
+            row.properties, row.replays, row.size, row.sequence_key
+        )  # fmt: skip
+        key = None if sequence_key is None else self._counted(sequence_key[:MAX_TEXT])
+        follows = row.follows
+        group = self._group(row, key, follows=follows)
         self.messages += 1
         group.messages += 1
-        group.following += row.follows
-        group.replayed += row.replays > 0
+        group.following += follows
+        group.replayed += replays > 0
         self._add_time(group, min(row.publish_time, LATEST))
         _count(group.consumers, properties.get(CONSUMER, "")[:MAX_TEXT], MAX_CONSUMERS)
         self.partitions[row.partition] += 1
-        self.replays[min(row.replays, MAX_REPLAYS)] += 1
-        self.payload_bytes += row.size
-        self.sizes[row.size.bit_length()] += 1
-        if row.replays:
+        self.replays[min(replays, MAX_REPLAYS)] += 1
+        self.payload_bytes += size
+        self.sizes[size.bit_length()] += 1
+        if replays:
             _count(self.died_again, properties.get(REPLAY, "")[:MAX_TEXT], MAX_GROUPS)
-        self.without_key += row.sequence_key is None
+        self.without_key += sequence_key is None
 
     def _counted(self, key: str) -> str | None:
         """Count *key*; return None if it is not counted."""
@@ -160,11 +164,11 @@ class Summary:
                 other.times = times
             self._intervals = sum(len(other.times) for other in self.groups.values())
 
-    def _group(self, row: DeadLetterRow, key: str | None) -> CauseGroup:
-        if row.follows and key in self._leaders:
+    def _group(self, row: DeadLetterRow, key: str | None, *, follows: bool) -> CauseGroup:
+        if follows and key in self._leaders:
             return self._leaders[key]
         failure = FailureCause.of(row.properties)
-        if row.follows and not failure.cause:
+        if follows and not failure.cause:
             failure = FOLLOWER
         if failure not in self.groups:
             if len(self.groups) >= MAX_GROUPS:
@@ -173,7 +177,7 @@ class Summary:
             group = CauseGroup(*failure, example=example)
             self.groups.setdefault(failure, group)
         group = self.groups[failure]
-        if key is not None and not row.follows:
+        if key is not None and not follows:
             self._leaders[key] = group
         return group
 

@@ -40,8 +40,9 @@ from redrive.reading.ranges import RANGE_ENTRIES
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Engine, Scanned
 from redrive.replay.spark import Spark
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 from tests.benchmarks.figures import Figure
+from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]
@@ -149,6 +150,26 @@ def test_a_plan_of_many_messages_beside_a_bare_reader(
             "s",
             at_most=1.0,
         ),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["small", "with a cause"])
+def test_processor_time_of_a_plan_beside_a_bare_reader(
+    provision_policy: ProvisionPolicy, figures: list[Figure], kind: str
+) -> None:
+    """Read and plan in this process; its processor time hardly depends on other load."""
+    provisioned = buried(provision_policy, MESSAGES, DEAD_LETTER if kind == "with a cause" else {})
+    job = replace(job_of(provisioned), choice=Choice(since=0), dry_run=True)
+    read, counted = [], []
+    for _ in range(TRIALS):
+        read.append(_processor_time(lambda: read_all(provisioned, MESSAGES)))
+        counted.append(_processor_time(lambda: runs.preview(job, Local(), Notes())))
+    name = f"processor time of a plan, {kind}"
+    reader, plan = (min(times) / MESSAGES * 1e6 for times in (read, counted))
+    figures += [
+        Figure(name, "bare reader", reader, "µs a message"),
+        Figure(name, "plan", plan, "µs a message"),
+        Figure(name, "ratio", plan / reader, "of bare"),
     ]
 
 
@@ -316,6 +337,12 @@ def _ends(
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(mine / its for mine, its in zip(ours, theirs, strict=True))
+
+
+def _processor_time(done: Callable[[], object]) -> float:
+    start = time.process_time()
+    done()
+    return time.process_time() - start
 
 
 def _seconds(done: Callable[[], object]) -> float:

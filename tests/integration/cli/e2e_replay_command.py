@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,69 +11,27 @@ import pytest
 from redrive.cli.cluster import Cluster
 from redrive.cli.frame import ClusterFlags
 from redrive.kube.resources import REPLAYS
-from sandbox import SOURCE_ROOT
 from sandbox.pulsar import SUPERUSER
 from tests.support.cli_documents import SCHEMAS, check
 from tests.support.replay_shop import SECONDS, Shop, shop
+from tests.support.terminal import Terminal
 
 __all__ = ["shop"]
-CODE = """
-import signal, sys
-# As a terminal starts it: tests may run in the background of a shell, which ignores the signal.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.argv[0] = 'kubectl-redrive'
-from redrive.cli import main
-sys.exit(main())
-"""
 
 
-class Terminal:
-    """A command of the program at a terminal."""
-
-    def __init__(self, shop: Shop, *arguments: str) -> None:
-        kubeconfig = str(shop.sandbox.cluster.kubeconfig)
-        self._primary, secondary = pty.openpty()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", CODE, *arguments, "-n", shop.name],
-            env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "KUBECONFIG": kubeconfig},
-            stdin=secondary,
-            stdout=secondary,
-            stderr=secondary,
-        )
-        os.close(secondary)
-        self.text = ""
-
-    def read_until(self, words: str) -> None:
-        while words not in self.text:
-            try:
-                self.text += os.read(self._primary, 65_536).decode()
-            except OSError as error:  # the end of a terminal
-                raise AssertionError(self.text) from error
-
-    def type(self, line: str) -> None:
-        os.write(self._primary, line.encode())
-
-    def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-
-    def end(self) -> int:
-        """Return the exit code, after all output was read."""
-        with suppress(OSError):  # the end of a terminal
-            while part := os.read(self._primary, 65_536):
-                self.text += part.decode()
-        os.close(self._primary)
-        return self._process.wait(60)
+def at_terminal(shop: Shop, *arguments: str) -> Terminal:
+    return Terminal(shop.sandbox.cluster.kubeconfig, *arguments, "-n", shop.name)
 
 
 @pytest.mark.timeout(5 * SECONDS)
 def test_causes_are_counted_in_the_cluster(shop: Shop) -> None:
     shop.declare()
-    empty = Terminal(shop, "causes", "orders")
+    empty = at_terminal(shop, "causes", "orders")
     assert empty.end() == 0
     assert "no dead letters: none came, or all are acknowledged" in empty.text
     shop.bury(3, "WarehouseDown")
     shop.bury(2, "JSONDecodeError")
-    causes = Terminal(shop, "causes", "orders")
+    causes = at_terminal(shop, "causes", "orders")
     assert causes.end() == 0
     rows = [row.split() for row in causes.text.splitlines()]
     titles = ["CAUSE", "FINGERPRINT", "FIRST", "LAST", "REPLAYED"]
@@ -88,7 +40,7 @@ def test_causes_are_counted_in_the_cluster(shop: Shop) -> None:
     assert (first[:2], first[-1]) == (["3", "WarehouseDown"], "0")
     assert second[:2] == ["2", "JSONDecodeError"]
     assert "read 5 dead letters; 5 are selected" in causes.text
-    selected = Terminal(shop, "causes", "orders", "--cause", "JSONDecodeError", "-o", "json")
+    selected = at_terminal(shop, "causes", "orders", "--cause", "JSONDecodeError", "-o", "json")
     assert selected.end() == 0
     document = json.loads(selected.text[selected.text.index("{") :])
     check(document, SCHEMAS["$defs"]["PlannedCauseList"])
@@ -105,23 +57,23 @@ def test_waiting_causes_are_read_by_an_inspection(shop: Shop) -> None:
     for cause in ("Throttled", "Throttled", "LockTimeout"):
         shop.bury(1, cause, shop.policy.retry_topic)
     command = ("causes", "orders", "--waiting")
-    refused = Terminal(shop, *command)
+    refused = at_terminal(shop, *command)
     assert refused.end() == 1
     assert "RetriesNotInspected" in refused.text
     shop.declare_inspection(retryTopics="Allowed")
 
-    causes = Terminal(shop, *command)
+    causes = at_terminal(shop, *command)
 
     assert causes.end() == 0
     rows = [row.split()[:2] for row in causes.text.splitlines()]
     assert rows.index(["2", "Throttled"]) < rows.index(["1", "LockTimeout"])
     assert "read 3 messages that wait for a retry; 3 are selected" in causes.text
-    selected = Terminal(shop, *command, "--cause", "LockTimeout", "-o", "json")
+    selected = at_terminal(shop, *command, "--cause", "LockTimeout", "-o", "json")
     assert selected.end() == 0
     shown = json.loads(selected.text[selected.text.index("{") :])
     check(shown, SCHEMAS["$defs"]["InspectedCauseList"])
     assert (shown["messages"], shown["matched"], len(shown["items"])) == (3, 1, 1)
-    peek = Terminal(shop, "peek", "orders", "--waiting", "--cause", "LockTimeout")
+    peek = at_terminal(shop, "peek", "orders", "--waiting", "--cause", "LockTimeout")
     assert peek.end() == 0
     assert "cause      LockTimeout" in peek.text
     assert "read 3 messages that wait for a retry; 1 are selected" in peek.text
@@ -139,11 +91,11 @@ def test_confirmed_replay_moves_what_its_review_showed(shop: Shop, tmp_path: Pat
     broker, token = shop.sandbox.pulsar, shop.sandbox.pulsar.token_file(SUPERUSER)
     urls = ["--service-url", broker.service_url, "--admin-url", broker.admin_url]
     direct = ["--direct", *urls, "--token-file", str(token)]
-    causes = Terminal(shop, "causes", "orders", *direct)
+    causes = at_terminal(shop, "causes", "orders", *direct)
     assert causes.end() == 0
     assert ["3", "WarehouseDown"] in [row.split()[:2] for row in causes.text.splitlines()]
     assert "Look at one: kubectl redrive peek orders --cause WarehouseDown" in causes.text
-    terminal = Terminal(
+    terminal = at_terminal(
         shop, "replay", "orders", "--cause", "WarehouseDown", "--reason", "fixed", "--ticket", "T-1"
     )
     terminal.read_until("[y/N]")
@@ -166,17 +118,17 @@ def test_confirmed_replay_moves_what_its_review_showed(shop: Shop, tmp_path: Pat
     assert replay["spec"]["select"] == {"causes": ["WarehouseDown"]}
     assert replay["spec"].keys().isdisjoint({"deadline", "ttlAfterFinished"})
     assert replay["metadata"]["annotations"]["redrive.io/requested-by"] == "admin"
-    ended = Terminal(shop, "cancel", name)  # it follows the messages, without a consumer
+    ended = at_terminal(shop, "cancel", name)  # it follows the messages, without a consumer
     assert ended.end() == 0
-    follow = Terminal(shop, "follow", name)
+    follow = at_terminal(shop, "follow", name)
     assert follow.end() == 0
     assert "Complete: 3 moved, 0 refused" in follow.text
-    history = Terminal(shop, "history", "orders")
+    history = at_terminal(shop, "history", "orders")
     assert history.end() == 0
     (row,) = (line for line in history.text.splitlines() if line.startswith(name))
     assert row.split()[3:5] == ["3", "0"]
     assert {"Run", "admin", "T-1", "fixed"} < set(row.split())
     page = tmp_path / "report.html"
-    written = Terminal(shop, "report", "orders", "--to", str(page), *direct)
+    written = at_terminal(shop, "report", "orders", "--to", str(page), *direct)
     assert written.end() == 0
     assert f">{name}</td>" in page.read_text("utf-8")
