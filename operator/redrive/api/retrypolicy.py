@@ -406,6 +406,10 @@ class ReplayResult(model.StatusModel):
     """Number of moved messages that the target may contain twice, as its job reported. Absent for a
     RetryPolicy."""
 
+    dead_again: int | None = None
+    """Number of moved messages that were dead-lettered again before its end. Absent without
+    `followFor`."""
+
     completion_time: Timestamp
     """Time of its end."""
 

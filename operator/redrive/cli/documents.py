@@ -43,6 +43,7 @@ class ReplayRecord(TypedDict):
     result: str
     moved: int | None
     refused: int | None
+    doubled: int | None
     deadAgain: int | None
     completionTime: str | None
     requestedBy: str | None

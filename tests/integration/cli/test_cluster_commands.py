@@ -64,6 +64,7 @@ def _objects(client: Client) -> None:
     put(client, POLICIES, "quiet", {"conditions": [READY], "backlog": backlog})
     storm = condition("RetryStorm", "True", "RetryStorm", "61 % were retries")
     result = {"name": "gone", "uid": "u", "phase": "Completed", "moved": 4, "author": "ann"}
+    result["deadAgain"] = 3
     result |= {"result": "Completed", "completionTime": AT, "ticket": "OPS-1"}
     status = {
         "conditions": [READY, storm],
@@ -100,7 +101,7 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "  waiting      12, of which 3 are due\n" in one
     assert "; 430 MiB of 10 GiB\n" in one
     assert "/main, ready" in one
-    assert "last replay  gone  Completed  4 moved, 0 refused" in one
+    assert "last replay  gone  Completed  4 moved, 0 refused, 3 dead again  " in one
     assert f"Causes: redrive causes orders -n {shop.name}\n" in one
     assert "140; 9 came in the last hour; oldest " in one
     assert "2 blocked, the longest for " in one

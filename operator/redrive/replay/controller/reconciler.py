@@ -279,6 +279,7 @@ async def _record_result(
         moved=run.counts.moved,
         refused=run.counts.refused,
         doubled=run.counts.doubled,
+        dead_again=run.outcome.dead_again if run.outcome else None,
         completion_time=fields["completionTime"],
     ).to_manifest()
     results = (policy.get("status") or {}).get("replays") or []

@@ -1125,7 +1125,9 @@ async def test_policy_retains_results_of_its_last_ten_replays(
     api.add(resources.POLICIES, owner)
     approval = {"messages": 4, "approvedTime": "2026-11-22T10:00:00Z", "approvedBy": "bob"}
     counts = {"matched": 4, "moved": 3, "refused": 1, "left": 0}
-    done = {"finished": True, "approval": approval, **counts}
+    outcome: dict[str, Any] = {"handled": 1, "waiting": 0, "deadAgain": 2, "settled": True}
+    outcome |= {"observedTime": "2026-11-22T10:00:00Z"}
+    done = {"finished": True, "approval": approval, "outcome": outcome, **counts}
     for number in range(11):
         spec = {"reason": "up again" * 100, "ticket": f"OPS-{number}", "select": select}
         body = launched(replay(f"replay-{number}", spec=spec, status=done))
@@ -1140,7 +1142,8 @@ async def test_policy_retains_results_of_its_last_ten_replays(
     results = owner["status"]["replays"]
     assert [result["name"] for result in results] == [f"replay-{n}" for n in range(10, 0, -1)]
     assert (results[0]["phase"], results[0]["result"]) == ("Completed", "CompletedWithRefusals")
-    assert (results[0]["moved"], results[0]["refused"]) == (3, 1)
+    assert (results[0]["moved"], results[0]["refused"], results[0]["deadAgain"]) == (3, 1, 2)
+    assert "doubled" not in results[0]
     assert (results[0]["author"], results[0]["ticket"]) == ("ann@example.com", "OPS-10")
     assert results[0]["approvedBy"] == "bob"
     assert len(results[0]["reason"]) == 256
