@@ -35,6 +35,8 @@ ITEM = "[]"
 _TYPE = "type"
 """The field that decides which of its neighbours is set, where one does."""
 _ALPHABET = string.ascii_letters + string.digits + "-._:/+"
+_BEGIN_OF_PATH = r"^(?:\$"
+"""Begin of the pattern of paths to fields of a payload, which have further characters."""
 _SAMPLES = 25
 _SHORT, _LONG = 4, 40
 _TRIES = 400
@@ -315,10 +317,12 @@ def _texts(pattern: str | None, longest: int) -> tuple[str, ...]:
 
     Short texts come first, because more of them are within the bounds of the model.
     """
+    is_path = pattern is not None and pattern.startswith(_BEGIN_OF_PATH)
+    alphabet = _ALPHABET + "$[*]" if is_path else _ALPHABET
     texts = (
         st.text(string.ascii_lowercase, min_size=1)
         if pattern is None
-        else st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True, alphabet=_ALPHABET)
+        else st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True, alphabet=alphabet)
     )
     samples: dict[str, None] = {}
 

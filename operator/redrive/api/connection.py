@@ -23,6 +23,7 @@ from redrive.api.permissions import (
     MAX_RULES,
     AllowRule,
     Consent,
+    Masking,
     NamespaceRule,
     Permissions,
     RuleName,
@@ -326,6 +327,10 @@ class InspectionIdentity(JobIdentity):
     """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""
+
+    masking: Masking | None = None
+    """Parts of masked messages that stay readable for everybody who may create Inspections.
+    Defaults to none."""
 
     destinations: Annotated[
         tuple[Destination, ...], model.items(MAX_DESTINATIONS, model.BY_NAME)

@@ -52,6 +52,17 @@ RuleName = Annotated[
     ),
 ]
 
+FieldPath = Annotated[
+    str,
+    Field(max_length=256),
+    model.Form(
+        r"\$(\.[A-Za-z_$][A-Za-z0-9_$-]{0,63}|\[\*\])+",
+        "a field must be written as a path from `$`, with `[*]` for the items of a list",
+        "write it like $.items[*].sku",
+    ),
+]
+MAX_PATHS = 64
+
 NAMESPACE = "{namespace}"
 """Placeholder in a pattern for the Kubernetes namespace of the object that uses the connection."""
 
@@ -143,6 +154,26 @@ class Namespaces(model.OneOf):
         if self.selector is not None:
             return self.selector.matches(labels)
         return namespace in (self.names or ())
+
+
+class ShownKeys(enum.StrEnum):
+    """Form of keys in masked messages."""
+
+    HASHED = "Hashed"
+    CLEAR = "Clear"
+
+
+class Masking(model.ApiModel):
+    """Parts of masked messages that Inspections show."""
+
+    show: Annotated[tuple[FieldPath, ...], model.items(MAX_PATHS, model.SET)] = ()
+    """Fields of payloads in JSON or Avro whose texts, numbers and booleans are shown, as paths from
+    `$`, with `[*]` for the items of a list. Defaults to none. Example:
+    `["$.needs", "$.items[*].sku"]`."""
+
+    keys: Annotated[ShownKeys, *model.one_of(ShownKeys, "`keys`")] = ShownKeys.HASHED
+    """`Hashed`: a hash of the key, which differs in each result. `Clear`: the key. Reports always
+    have hashes. Defaults to Hashed."""
 
 
 class Consent(enum.StrEnum):

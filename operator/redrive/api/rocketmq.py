@@ -22,6 +22,7 @@ from redrive.api.permissions import (
     MAX_RULES,
     NAMESPACE,
     Consent,
+    Masking,
     NamespaceRule,
     PolicyLimits,
     consent,
@@ -217,6 +218,10 @@ class RocketMQInspection(RocketMQJobs):
     """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
     inspections. It needs the admission policies of the chart, which check the verb. Defaults to
     Never."""
+
+    masking: Masking | None = None
+    """Parts of masked messages that stay readable for everybody who may create Inspections.
+    Defaults to none."""
 
 
 class RocketMQReplays(RocketMQJobs):

@@ -35,7 +35,7 @@ from redrive.api.replay_status import FINAL, JobFailure
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.inspection.job import InspectionJob, PulsarMessages
-from redrive.inspection.payloads import MAX_PAYLOAD
+from redrive.inspection.payloads import MAX_PAYLOAD, ShownFields
 from redrive.inspection.reader import MAX_BYTES, InspectedTopic, MessageReading, MessageSource
 from redrive.inspection.record import MAX_RECORDED_BYTES, Recorder, newest_of
 from redrive.inspection.sealing import seal
@@ -97,7 +97,14 @@ def _read(job: InspectionJob) -> InspectionRun:
     reading = broker.waited(lambda: source.plan(choice, spec.newest, max_bytes))
     is_waiting = spec.source is InspectedMessages.RETRY
     max_payload = None if is_file else MAX_PAYLOAD
-    recorder = Recorder(reading.schema, spec.reveals, max_payload, waiting=is_waiting)
+    recorder = Recorder(
+        reading.schema,
+        spec.reveals,
+        max_payload,
+        waiting=is_waiting,
+        shown=ShownFields.of(job.shown),
+        shows_keys=job.shows_keys,
+    )
     has_texts = is_file or spec.causes is not None
     summary, due = Summary(recorder if has_texts else None), time.monotonic() + REPORT_SECONDS
     pace, rate = Pace(), None if spec.rate_limit is None else spec.rate_limit.per_second

@@ -24,6 +24,7 @@ from redrive.api.inspection import (
     ReturnedPayload,
 )
 from redrive.api.model import parse_spec
+from redrive.api.permissions import Masking, ShownKeys
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages, RocketMQRetryPolicySpec
@@ -295,7 +296,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     through = connection_of(body)
     access = broker.access(through, key.namespace, ctx)
     export = _check_access(inspection, through, access, ctx)
-    engine = ReplayEngine.JOB
+    engine, masking = ReplayEngine.JOB, access.identity.masking or Masking()
     chosen = choose_template(None, access.jobs, engine, key.namespace, ctx)
     seconds = int(parse_duration(spec.deadline).total_seconds())
     argument = InspectionJob(
@@ -307,6 +308,8 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         file=export.file,
         endpoint_url=export.endpoint_url,
         replays=_replay_rows(body) if spec.export else (),
+        shown=masking.show,
+        shows_keys=masking.keys is ShownKeys.CLEAR,
     ).encode()
     account = ctx.settings.inspection_service_account
     wanted = launch.job_application(

@@ -36,6 +36,8 @@ class InspectionJob:
         file: address of the file that it writes; empty for none.
         endpoint_url: of the object store of the file; empty for AWS.
         replays: past Replays of the policy, for a report.
+        shown: paths of fields of payloads whose values are shown; see `Masking`.
+        shows_keys: True if keys are shown likewise.
     """
 
     namespace: str
@@ -46,6 +48,8 @@ class InspectionJob:
     file: str = ""
     endpoint_url: str = ""
     replays: Sequence[Sequence[str]] = ()
+    shown: Sequence[str] = ()
+    shows_keys: bool = False
 
     def encode(self) -> str:
         """Return the job as JSON; see `ReplayJob.encode`."""

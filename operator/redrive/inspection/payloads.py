@@ -14,7 +14,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from redrive.policy.envelope import PAYLOAD_PREFIX, VARIABLE
@@ -38,6 +38,9 @@ _MAX_VARIETY = 4
 """Different elements of an array that a masked text shows."""
 _SHORTEST, _LONGEST_WORD = 3, 48
 """Characters of a word that is compared; shorter ones are words of any language."""
+_EACH = "[*]"
+"""Step of a path to each item of a list."""
+_STEP = re.compile(r"\[\*\]|[^.\[]+")
 _NAME_OF_FIELD = re.compile(r"(?!.*\d{4})[A-Za-z_$][\w$.-]{0,63}", re.ASCII)
 _CODE = re.compile(r"at (\w+(?:\.[\w<>]+)+:\d+)")
 _CAUSED_BY = re.compile(r"caused by ([\w.]+):?.*")
@@ -111,6 +114,30 @@ class DataMap(dict[str, Any]):
     """A map whose keys are data, as those of Avro; names of fields are not."""
 
 
+@dataclass
+class ShownFields:
+    """Fields whose values masked texts show, as a tree.
+
+    Attributes:
+        is_shown: True if the value at this place is shown, unless it has fields or items.
+        below: places below, by the name of the field; `[*]` for each item of a list.
+    """
+
+    is_shown: bool = False
+    below: dict[str, ShownFields] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> ShownFields:
+        """Return the fields of paths such as `$.items[*].sku`."""
+        root = cls()
+        for path in paths:
+            place = root
+            for step in _STEP.findall(path.removeprefix("$")):
+                place = place.below.setdefault(step, cls())
+            place.is_shown = True
+        return root
+
+
 @dataclass(frozen=True)
 class Payload:
     """A decoded payload.
@@ -130,14 +157,13 @@ class Payload:
         """Return True if `clear` is a text, and not base64."""
         return self.form not in {"bytes", "encrypted"}
 
-    @property
-    def masked(self) -> str:
-        """Return the structure of the payload, without any value."""
+    def masked(self, shown: ShownFields | None = None) -> str:
+        """Return the structure of the payload, without any value but those of *shown*."""
         if self.form == "null":
             return "null"
         if self.form not in {"JSON", "Avro"}:
             return f"bytes({len(self.content)})"
-        return _shortened(mask(self.value))
+        return _shortened(mask(self.value, shown=shown))
 
     @property
     def clear(self) -> str:
@@ -210,13 +236,16 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def mask(value: object, depth: int = 0) -> str:  # noqa: PLR0911  one for each type
+def mask(value: object, depth: int = 0, shown: ShownFields | None = None) -> str:  # noqa: PLR0911  one for each type
     """Return the structure of a decoded value: names of fields, and types and lengths of values.
 
-    A name that does not look like that of a field, such as an address, is masked as well.
+    A name that does not look like that of a field, such as an address, is masked as well. Values of
+    *shown* are themselves.
     """
     if depth > MAX_DEPTH:
         return "..."
+    if shown is not None and shown.is_shown and isinstance(value, bool | int | float | str):
+        return json.dumps(value, ensure_ascii=False)
     match value:
         case None:
             return "null"
@@ -230,14 +259,15 @@ def mask(value: object, depth: int = 0) -> str:  # noqa: PLR0911  one for each t
             return f"bytes({len(value)})"
         case Mapping():
             named = not isinstance(value, DataMap)
+            below = shown.below if shown is not None and named else {}
             fields = (
                 f"{json.dumps(name) if named and is_name(name) else mask(name)}: "
-                f"{mask(item, depth + 1)}"
+                f"{mask(item, depth + 1, below.get(name))}"
                 for name, item in value.items()
             )
             return f"{{{', '.join(fields)}}}"
         case Sequence():
-            return f"[{_mask_items(value, depth)}]"
+            return f"[{_mask_items(value, depth, shown and shown.below.get(_EACH))}]"
     return type(value).__name__
 
 
@@ -246,10 +276,10 @@ def is_name(text: str) -> bool:
     return _NAME_OF_FIELD.fullmatch(text) is not None
 
 
-def _mask_items(items: Sequence[object], depth: int) -> str:
+def _mask_items(items: Sequence[object], depth: int, fields: ShownFields | None) -> str:
     runs = [
         (text, len(list(run)))
-        for text, run in itertools.groupby(mask(item, depth + 1) for item in items)
+        for text, run in itertools.groupby(mask(item, depth + 1, fields) for item in items)
     ]
     shown = [f"{text} x{count}" if count > 1 else text for text, count in runs[:_MAX_VARIETY]]
     rest = sum(count for _, count in runs[_MAX_VARIETY:])

@@ -62,12 +62,16 @@ class Recorder:
         reveals: True for clear text.
         max_payload: bytes of a payload in clear text; more are cut. None for any number.
         waiting: True if the messages wait for a retry.
+        shown: fields of payloads whose values are shown, even if they are masked otherwise.
+        shows_keys: True if keys are shown likewise.
     """
 
     schema: Callable[[int | None], payloads.AvroSchema | None]
     reveals: bool = False
     max_payload: int | None = None
     waiting: bool = False
+    shown: payloads.ShownFields | None = None
+    shows_keys: bool = False
     hash_key: payloads.KeyHasher = field(
         default_factory=lambda: payloads.KeyHasher(secrets.token_bytes(32))
     )
@@ -75,6 +79,7 @@ class Recorder:
     def __call__(self, row: DeadLetterRow) -> payloads.MessageRecord:
         """Return the record of a message."""
         properties, payload, key = row.properties, self._payload(row), row.sequence_key
+        shows_key = self.reveals or self.shows_keys
         cause, fingerprint = FailureCause.of(row.properties)
         trace = properties.get(CAUSE_TRACE, "")[:MAX_TRACE_BYTES]
         delay = properties.get(DELAY_TIME, "") if self.waiting else ""
@@ -84,8 +89,8 @@ class Recorder:
             "id": id_of(row),
             "time": time_text(row.publish_time),
             "dueTime": None if due is None else time_text(due),
-            "key": key if self.reveals else None,
-            "keyHash": None if self.reveals or key is None else self.hash_key(key),
+            "key": key if shows_key else None,
+            "keyHash": None if shows_key or key is None else self.hash_key(key),
             "attempts": envelope.reconsume_times(properties),
             "replays": row.replays,
             "deadReason": self._own_text(properties, DEAD_REASON, _REASON),
@@ -134,7 +139,7 @@ class Recorder:
 
     def _shown(self, payload: payloads.Payload) -> payloads.ShownPayload:
         if not self.reveals:
-            return {"payloadEncoding": "masked", "payload": payload.masked}
+            return {"payloadEncoding": "masked", "payload": payload.masked(self.shown)}
         text = payload.clear
         if self.max_payload is not None:
             text = text[: self.max_payload]

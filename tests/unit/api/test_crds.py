@@ -118,6 +118,8 @@ def test_unordered_lists_are_sets() -> None:
         "BrokerConnection.spec.allow[].namespaces.names",
         "BrokerConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
         "BrokerConnection.spec.replay.require",
+        "BrokerConnection.spec.inspection.masking.show",
+        "BrokerConnection.spec.rocketmq.inspection.masking.show",
         "Replay.spec.confirmations",
         "Replay.spec.select.ids",
         "Replay.spec.select.keys",

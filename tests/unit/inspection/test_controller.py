@@ -216,6 +216,26 @@ def reason_in(api: FakeKubernetes) -> str:
     return str(status_in(api)["conditions"][0]["reason"])
 
 
+@pytest.mark.parametrize(
+    ("masking", "job"),
+    [
+        (None, ([], False)),
+        ({}, ([], False)),
+        ({"show": ["$.needs"]}, (["$.needs"], False)),
+        ({"keys": "Clear"}, ([], True)),
+    ],
+)
+async def test_job_shows_what_the_connection_permits(
+    masking: dict[str, Any] | None, job: tuple[list[str], bool]
+) -> None:
+    connected = connection(inspection=INSPECTOR | {"masking": masking})
+    _, api = await reconciled(inspection(), connected=connected)
+    (launched,) = api.objects[resources.JOBS].values()
+    container = launched["spec"]["template"]["spec"]["containers"][0]
+    argument = InspectionJob.decode(container["args"][-1])
+    assert (argument.shown, argument.shows_keys) == job
+
+
 async def test_launch_creates_job_of_the_inspection_role() -> None:
     _, api = await reconciled(inspection(deadline="90s"))
     (job,) = api.objects[resources.JOBS].values()

@@ -36,6 +36,7 @@ JOB = InspectionJob(
     ),
     seconds=60,
     replays=[["after-fix", "Run"]],
+    shown=["$.needs"],
 )
 TOPIC = "persistent://shop/prod/orders-DLQ"
 SOURCE = dataclasses.replace(JOB.source, topic=TOPIC)
@@ -131,6 +132,18 @@ def test_messages_are_for_the_recipient_only(payload: str, monkeypatch: pytest.M
     shown = {name: value for name, value in newest.items() if PLANTED in str(value)}
     assert shown == (clear if payload == "Clear" else {})
     assert run.causes[0].messages == 3
+
+
+def test_masked_messages_show_keys_if_the_connection_permits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipient = Recipient()
+    messages = {"recipient": recipient.public_key, "limit": 1}
+    job = dataclasses.replace(JOB, shown=["$.needs"], shows_keys=True)
+    run = run_of({"messages": messages}, monkeypatch, job)
+    assert PLANTED not in str(run.to_manifest())
+    (newest,) = recipient.open(run.sealed or "", JOB.uid, MessageRecord)
+    assert [name for name, value in newest.items() if PLANTED in str(value)] == ["key"]
 
 
 @pytest.mark.parametrize("payload", ["Masked", "Clear"])

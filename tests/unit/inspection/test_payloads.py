@@ -15,6 +15,8 @@ from redrive.inspection.payloads import (
     MAX_DECODED,
     MAX_MASKED,
     AvroSchema,
+    DataMap,
+    ShownFields,
     decode_payload,
     mask,
     mask_text,
@@ -75,25 +77,66 @@ def test_payload_of_unknown_form_shows_its_size(
     content: bytes | None, form: str, text: str
 ) -> None:
     payload = decode_payload(content, {})
-    assert (payload.form, payload.masked) == (form, text)
+    assert (payload.form, payload.masked()) == (form, text)
+
+
+NESTED = {
+    "needs": "warehouse",
+    "paid": True,
+    "items": [{"sku": "A-7", "count": 2}, {"sku": "B-1", "count": 1}],
+    "customer": {"needs": "rest", "sku": "Ann"},
+}
+
+
+@pytest.mark.parametrize(
+    ("paths", "text"),
+    [
+        (
+            ["$.needs", "$.paid", "$.items[*].sku"],
+            (
+                '{"needs": "warehouse", "paid": true, "items": [{"sku": "A-7", "count": number}, '
+                '{"sku": "B-1", "count": number}], '
+                '"customer": {"needs": string(4), "sku": string(3)}}'
+            ),
+        ),
+        (
+            ["$.items", "$.customer", "$[*].needs", "$.needs.more"],
+            (
+                '{"needs": string(9), "paid": boolean, '
+                '"items": [{"sku": string(3), "count": number} x2], '
+                '"customer": {"needs": string(4), "sku": string(3)}}'
+            ),
+        ),
+    ],
+    ids=["values", "structures"],
+)
+def test_only_values_of_shown_fields_are_readable(paths: list[str], text: str) -> None:
+    payload = decode_payload(json.dumps(NESTED).encode(), {})
+    assert payload.masked(ShownFields.of(paths)) == text
+
+
+def test_data_as_a_name_is_masked_even_if_it_matches() -> None:
+    fields = ShownFields.of(["$.ann", "$.tags[*]"])
+    assert mask(DataMap(ann="Smith"), shown=fields) == "{string(3): string(5)}"
+    assert mask({"tags": ["a", b"b", None]}, shown=fields) == '{"tags": ["a", bytes(1), null]}'
 
 
 def test_prefix_and_encryption_are_recognized() -> None:
-    assert decode_payload(b'{"x": 1}[2]', {PAYLOAD_PREFIX: "8"}).masked == "[number]"
+    assert decode_payload(b'{"x": 1}[2]', {PAYLOAD_PREFIX: "8"}).masked() == "[number]"
     payload = decode_payload(b"[2]", {}, encrypted=True)
-    assert (payload.form, payload.masked, payload.clear) == ("encrypted", "bytes(3)", "WzJd")
+    assert (payload.form, payload.masked(), payload.clear) == ("encrypted", "bytes(3)", "WzJd")
 
 
 def test_masked_payload_is_bounded() -> None:
     content = json.dumps({f"field_{chr(97 + n % 26)}_{n % 999}": n for n in range(900)}).encode()
-    assert len(decode_payload(content, {}).masked) == MAX_MASKED
+    assert len(decode_payload(content, {}).masked()) == MAX_MASKED
 
 
 @given(value=VALUES, planted=PERSONAL, words=st.sampled_from(["unknown customer {}", "{} failed"]))
 def test_masked_output_contains_no_personal_datum(value: Any, planted: str, words: str) -> None:  # noqa: ANN401
     payload = decode_payload(json.dumps({"customer": planted, "more": value}).encode(), {})
     message = words.format(planted)
-    shown = payload.masked + mask_text(message, payload.secrets)
+    shown = payload.masked() + mask_text(message, payload.secrets)
     shown += mask_text(message[: len(message) - 2], payload.secrets)
     assert planted.casefold() not in shown.casefold()
     for part in planted.replace("-", " ").split():
@@ -103,7 +146,9 @@ def test_masked_output_contains_no_personal_datum(value: Any, planted: str, word
 @given(planted=PERSONAL)
 def test_datum_of_a_text_payload_is_hidden(planted: str) -> None:
     payload = decode_payload(f"name={planted};".encode(), {})
-    assert planted not in payload.masked + mask_text(f"can't parse name={planted}", payload.secrets)
+    assert planted not in payload.masked() + mask_text(
+        f"can't parse name={planted}", payload.secrets
+    )
 
 
 def test_repeated_texts_of_a_payload_do_not_delay_masking() -> None:
@@ -210,8 +255,8 @@ def test_avro_payload_is_decoded_by_its_schema() -> None:
     }
     payload = decode_payload(ORDER, {}, schema)
     assert payload.form == "Avro"
-    assert "ann" not in payload.masked
-    assert '"tags": {string(3): number}, "sizes": [number]' in payload.masked
+    assert "ann" not in payload.masked()
+    assert '"tags": {string(3): number}, "sizes": [number]' in payload.masked()
     assert json.loads(payload.clear)["email"] == "ann"
     assert "ann" in set(payload.secrets)
     assert AvroSchema.of_protocol(protocol + encode_number(4, 2)) is None
@@ -221,7 +266,7 @@ def test_avro_payload_is_decoded_by_its_schema() -> None:
 def test_any_bytes_are_decoded_or_shown_as_bytes(content: bytes) -> None:
     schema = AvroSchema(json.dumps(SCHEMA).encode())
     for payload in (decode_payload(content, {}, schema), decode_payload(content, {})):
-        assert payload.masked
+        assert payload.masked()
         assert isinstance(payload.clear, str)
         assert isinstance(mask_text("no such order", payload.secrets), str)
 
@@ -229,13 +274,13 @@ def test_any_bytes_are_decoded_or_shown_as_bytes(content: bytes) -> None:
 @pytest.mark.parametrize("depth", [40, 900, 990, 5_000])
 def test_deeply_nested_payload_is_masked(depth: int) -> None:
     payload = decode_payload(b'["Ann",' * depth + b"1" + b"]" * depth, {})
-    assert "Ann" not in payload.masked
+    assert "Ann" not in payload.masked()
     assert mask_text("unknown Ann", payload.secrets) == "unknown ?"
 
 
 def test_large_payload_is_not_decoded() -> None:
     payload = decode_payload(b'"' + b"a" * MAX_DECODED + b'"', {})
-    assert (payload.form, payload.masked) == ("bytes", f"bytes({MAX_DECODED + 2})")
+    assert (payload.form, payload.masked()) == ("bytes", f"bytes({MAX_DECODED + 2})")
 
 
 @pytest.mark.parametrize(

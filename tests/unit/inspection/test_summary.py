@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redrive.inspection import reader, summary
-from redrive.inspection.payloads import MAX_DECODED, NONE_RECORDED, OTHERS, KeyHasher
+from redrive.inspection.payloads import MAX_DECODED, NONE_RECORDED, OTHERS, KeyHasher, ShownFields
 from redrive.inspection.reader import InspectedTopic
 from redrive.inspection.record import Recorder, newest_of
 from redrive.inspection.summary import Summary
@@ -131,6 +131,14 @@ def test_masked_record_hides_keys_and_properties() -> None:
     clear = Recorder(lambda _: None, reveals=True)(row)
     assert (clear["key"], clear["keyHash"], clear["payload"]) == ("ann", None, "{}")
     assert clear["dueTime"] is None
+
+
+def test_masked_record_shows_what_the_connection_permits() -> None:
+    row = dead_letter(5, "E", key="ann", value=b'{"needs": "crane", "who": "Ann"}')
+    shown = ShownFields.of(["$.needs"])
+    record = Recorder(lambda _: None, shown=shown, shows_keys=True)(row)
+    assert (record["key"], record["keyHash"]) == ("ann", None)
+    assert record["payload"] == '{"needs": "crane", "who": string(3)}'
 
 
 def test_cause_of_an_encrypted_message_is_hidden() -> None:
