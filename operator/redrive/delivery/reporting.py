@@ -205,7 +205,8 @@ class OutageProducer:
         self._producer: pulsar.Producer | None = None
         self._working = False
         self._closed = False
-        self._changing = threading.Lock()
+        # Reentrant: at the end of the interpreter, where no thread starts, the caller makes changes.
+        self._changing = threading.RLock()
         self._changed = threading.Event()
 
     def show(self, name: str, value: str) -> None:

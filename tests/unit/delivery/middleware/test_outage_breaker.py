@@ -763,3 +763,12 @@ def test_outage_stays_published_while_its_text_changes(
     producer.show(OUTAGE, "c")
     assert calls == []
     assert client.log == ["open a", *change, "close b"]
+
+
+def test_outage_is_shown_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "in_background", lambda call: call())
+    client = LimitedClient(2)
+    producer = OutageProducer(cast("pulsar.Client", client), PUBLISHING_POLICY)
+    producer.show(OUTAGE, "a")
+    producer.close()
+    assert client.log == ["open a", "close a"]
