@@ -283,6 +283,7 @@ class Health:
         subject = "producers of its topics"
         states = {topic: is_ for (topic, name), is_ in values.items() if name == _TERMINATED}
         return {
+            "refusals_known": len(values) == len(properties),
             "terminated": tuple(topic for topic, is_terminated in states.items() if is_terminated),
             "types": {topic: types for (topic, name), types in values.items() if name == _TYPES},
             "limits": limits,
@@ -395,7 +396,8 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-FORGET_AFTER_SECONDS = 3_600.0
+FORGET_AFTER_SECONDS = 6 * 3_600.0
+"""Longer than a round: 10,000 policies of one broker take more than an hour."""
 SETTINGS_SECONDS = 900.0
 """Maximum age of cached settings."""
 PROPERTIES_AT_A_TIME = 2
@@ -433,6 +435,8 @@ class Reader:
         self._answers: dict[TopicName, _Answer] = {}
         self._quotas: dict[TopicName, tuple[float, int | None]] = {}
         self._properties: dict[tuple[TopicName, str], _Property] = {}
+        self._asked: dict[TopicName, float] = {}
+        self._tidied = _now()
 
     async def read(
         self, admin: Admin, topic: TopicName, *, own: bool = False, producers: bool = False
@@ -451,6 +455,7 @@ class Reader:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
+        self._asked[topic] = _now()
         cached = self._answers.get(topic)
         if cached is not None and not own and cached.at + self._interval > _now():
             return cached.stats
@@ -484,6 +489,7 @@ class Reader:
         Raises:
             AdminError: other calls to the broker would fail, too.
         """
+        self._asked |= {topic: _now() for topic, _ in wanted}
         read, due_before = self._properties, _now() - SETTINGS_SECONDS
         due = [pair for pair in wanted if read.get(pair, _UNREAD).at <= due_before]
         due.sort(key=lambda pair: read.get(pair, _UNREAD).at)
@@ -535,11 +541,15 @@ class Reader:
         return cached[1]
 
     def tidy(self) -> None:
-        """Forget topics that were not read for an hour."""
+        """Forget topics that no poll has asked for in six hours; called often."""
         recent = _now() - FORGET_AFTER_SECONDS
-        self._quotas = {t: quota for t, quota in self._quotas.items() if quota[0] > recent}
-        self._properties = {p: have for p, have in self._properties.items() if have.at > recent}
-        self._answers = {t: answer for t, answer in self._answers.items() if answer.at > recent}
+        if self._tidied > recent:
+            return
+        self._tidied = _now()
+        self._asked = asked = {t: at for t, at in self._asked.items() if at > recent}
+        self._quotas = {t: quota for t, quota in self._quotas.items() if t in asked}
+        self._properties = {p: have for p, have in self._properties.items() if p[0] in asked}
+        self._answers = {t: answer for t, answer in self._answers.items() if t in asked}
 
     def _is_partitioned(self, topic: TopicName) -> bool:
         return topic in self._answers and self._answers[topic].partitioned

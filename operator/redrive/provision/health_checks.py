@@ -82,6 +82,8 @@ class Reading:
         acknowledged: messages of the retry topic that are acknowledged out of order, see
             `Admin.acknowledged`; 0 if not read.
         outages: cause that each paused consumer publishes.
+        refusals_known: True once all of `terminated`, `limits` and `types` were read: each reading
+            reads a few of them.
         terminated: topics of the policy that accept no messages.
         limits: limits of the source topic and of each topic of the policy, if they were read.
         producers: producers of each topic, or of a partition, whose number is limited.
@@ -101,6 +103,7 @@ class Reading:
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
+    refusals_known: bool = True
     terminated: tuple[TopicName, ...] = ()
     limits: Mapping[TopicName, Limits] = field(default_factory=dict)
     producers: Mapping[TopicName, int] = field(default_factory=dict)
@@ -396,14 +399,15 @@ def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
         if count >= facts.limits[topic][MAX_PRODUCERS]
     ]
     own = facts.limits.get(policy.topic, {})
-    largest = own.get(MAX_MESSAGE_SIZE) or DEFAULT_MESSAGE_SIZE
+    largest = own.get(MAX_MESSAGE_SIZE, 0) or DEFAULT_MESSAGE_SIZE
     refusing += [
         f"{topic.local} has {MAX_MESSAGE_SIZE}={size}, and {policy.topic.local} {largest} bytes"
         for topic in (policy.retry_topic, policy.dead_letter_topic)
         if 0 < (size := facts.limits.get(topic, {}).get(MAX_MESSAGE_SIZE, 0)) < largest
+        and MAX_MESSAGE_SIZE in own
     ]
     if not refusing:
-        return None
+        return None if facts.refusals_known else facts.warnings.get(Reason.SENDS_REFUSED)
     return StatusWarning(
         Reason.SENDS_REFUSED,
         "the broker refuses messages to topics of this policy: consumers keep failed messages "
@@ -444,7 +448,7 @@ def consumers_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
             if 0 < limits.get(setting, 0) <= count
         ]
     if not full:
-        return None
+        return None if facts.refusals_known else facts.warnings.get(Reason.CONSUMERS_REFUSED)
     return StatusWarning(
         Reason.CONSUMERS_REFUSED,
         "the broker refuses further consumers of topics of this policy: a rollout that starts new "

@@ -406,6 +406,15 @@ async def test_limits_of_topics_are_read_every_15_minutes(cluster: Cluster) -> N
 
 
 @pytest.mark.usefixtures("virtual_time")
+async def test_all_limits_are_read_however_seldom_a_topic_is_polled(cluster: Cluster) -> None:
+    limits = {(topic, setting) for topic in cluster.names for setting in LIMITS}
+    health = Health(cluster.ctx, lambda _: None, interval=4_000)
+    await asyncio.sleep(30 * 4_000)
+    assert set(cluster.limit_reads) == limits
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize(
     ("lost", "spec", "enqueues"),
     [

@@ -117,6 +117,18 @@ def test_smaller_messages_than_the_source_topics_are_named(
     assert warned is None or f"got {warned}; process" in warnings[0].message
 
 
+def test_message_size_is_compared_with_the_source_topics_alone() -> None:
+    """It is read later than that of the retry topic: a broker may have one smaller than 5 MiB."""
+    assert found(limits={RETRY: {"maxMessageSize": 2**20}}, refusals_known=False) == ()
+
+
+@pytest.mark.parametrize("reason", ["SendsRefused", "ConsumersRefused"])
+def test_refusals_end_once_all_settings_are_read_again(reason: str) -> None:
+    published = [StatusWarning(reason, "read before the operator was restarted")]
+    assert found(published, refusals_known=False) == (*published,)
+    assert found(published) == ()
+
+
 @pytest.mark.parametrize(
     ("topic", "setting", "limit", "warned"),
     [
