@@ -75,8 +75,8 @@ class ReturnedCauses(ApiModel):
     `redrive peek` and `causes` make one for each call. Only its private key decrypts it."""
 
     payload: Payload = ReturnedPayload.MASKED
-    """`Masked`: types and lengths of values, hashes of keys, and masked texts. `Clear`: clear text,
-    with payloads up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections,
+    """`Masked`: types and lengths of values, hashes of keys, and masked texts, except what
+    `inspection.masking` of the connection shows. `Clear`: clear text, with payloads up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections,
     and `inspection.clearPayloads` of the connection must allow it. The verb is checked at the
     creation; an Inspection that starts within 10 minutes of it runs, a later one is Failed.
     Defaults to Masked."""
@@ -115,8 +115,9 @@ class Export(ApiModel):
     times, keys and sizes as one page, without payloads. Defaults to Parquet."""
 
     payload: Payload = ReturnedPayload.MASKED
-    """`Masked`: types and lengths of values, hashes of keys, and masked texts. `Clear`: clear text,
-    with the same conditions as for `messages`. Defaults to Masked."""
+    """`Masked`: types and lengths of values, hashes of keys, and masked texts, except what
+    `inspection.masking` of the connection shows. `Clear`: clear text, with the same conditions as
+    for `messages`. Defaults to Masked."""
 
 
 _RESULTS = at_most_one("spec", "messages", "causes", "export")

@@ -24,7 +24,7 @@ def print_messages(request: InspectionRequest, records: Iterable[MessageRecord])
 def _message_lines(
     record: MessageRecord, request: InspectionRequest, at: datetime
 ) -> Iterator[str]:
-    key = record["key"] if request.reveals else record["keyHash"]
+    key = record["key"] or record["keyHash"]
     verb, attempts = ("failed", "retries") if request.waiting else ("died", "attempts")
     due = f"due {local_time(record['dueTime'], at)}" if record["dueTime"] else ""
     facts = (f"key {_short(key)}" if key else "no key", f"{verb} {local_time(record['time'], at)}")

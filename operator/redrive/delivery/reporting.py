@@ -205,7 +205,7 @@ class OutageProducer:
         self._producer: pulsar.Producer | None = None
         self._working = False
         self._closed = False
-        # Reentrant: at the end of the interpreter, where no thread starts, the caller makes changes.
+        # Reentrant: at the end of the interpreter no thread starts, and the caller makes changes.
         self._changing = threading.RLock()
         self._changed = threading.Event()
 

@@ -71,7 +71,7 @@ class ShownPayload(TypedDict):
 class MessageRecord(ShownPayload):
     """A message for people and programs.
 
-    `key` is the ordering key, else the key, in clear text only. Otherwise there is `keyHash`: equal
+    `key` is the ordering key, else the key, if keys are shown. Otherwise there is `keyHash`: equal
     keys have equal hashes within one output. `payload` is masked, text, or base64, as
     `payloadEncoding` says; `payloadSize` counts bytes. `dueTime` is that of a message that waits
     for a retry.
@@ -245,7 +245,8 @@ def mask(value: object, depth: int = 0, shown: ShownFields | None = None) -> str
     if depth > MAX_DEPTH:
         return "..."
     if shown is not None and shown.is_shown and isinstance(value, bool | int | float | str):
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        return text.encode(errors="backslashreplace").decode()  # half of a surrogate pair is no text
     match value:
         case None:
             return "null"

@@ -121,6 +121,13 @@ def test_data_as_a_name_is_masked_even_if_it_matches() -> None:
     assert mask({"tags": ["a", b"b", None]}, shown=fields) == '{"tags": ["a", bytes(1), null]}'
 
 
+def test_shown_half_of_a_surrogate_pair_can_be_written() -> None:
+    payload = decode_payload(rb'{"sku": "A\ud800\u00e4"}', {})
+    shown = payload.masked(ShownFields.of(["$.sku"]))
+    assert shown == '{"sku": "A\\ud800ä"}'
+    assert shown.encode()
+
+
 def test_prefix_and_encryption_are_recognized() -> None:
     assert decode_payload(b'{"x": 1}[2]', {PAYLOAD_PREFIX: "8"}).masked() == "[number]"
     payload = decode_payload(b"[2]", {}, encrypted=True)
