@@ -76,8 +76,9 @@ class ReturnedCauses(ApiModel):
 
     payload: Payload = ReturnedPayload.MASKED
     """`Masked`: types and lengths of values, hashes of keys, and masked texts, except what
-    `inspection.masking` of the connection shows. `Clear`: clear text, with payloads up to 64 KiB. The author of the Inspection needs the verb `reveal` on inspections,
-    and `inspection.clearPayloads` of the connection must allow it. The verb is checked at the
+    `inspection.masking` of the connection shows. `Clear`: clear text, with payloads up to 64
+    KiB. The author of the Inspection needs the verb `reveal` on inspections, and
+    `inspection.clearPayloads` of the connection must allow it. The verb is checked at the
     creation; an Inspection that starts within 10 minutes of it runs, a later one is Failed.
     Defaults to Masked."""
 

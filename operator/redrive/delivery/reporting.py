@@ -253,6 +253,9 @@ class OutageProducer:
     def _make(self, properties: Mapping[str, str], level: int) -> pulsar.Producer | None:
         try:
             return within(OPEN_SECONDS, functools.partial(self._open, properties), late=_leave)
+        except pulsar.AlreadyClosed:  # the client, for good
+            self.close()
+            return None
         except (pulsar.exceptions.PulsarException, TimeoutError) as error:
             _log.log(
                 level,

@@ -206,10 +206,11 @@ async def _publish(shown: _Shown, ctx: Context) -> bool:
     return not is_over  # the next reconcile begins to wait for the deletion
 
 
-def _record(inspection: Body, result: str) -> str:
+def _record(inspection: Body, result: str, **more: object) -> str:
     """Return the audit record of an Inspection, whose spec may be invalid."""
     own: dict[str, Any] = {
-        "from": inspection["spec"].get("from", InspectedMessages.DEAD_LETTER.value)
+        **more,
+        "from": inspection["spec"].get("from", InspectedMessages.DEAD_LETTER.value),
     }
     own["messages"] = InspectionStatus.of(inspection).run.messages
     own["reveals"] = _reveals(inspection)
@@ -310,13 +311,15 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
         replays=_replay_rows(body) if spec.export else (),
         shown=masking.show,
         shows_keys=masking.keys is ShownKeys.CLEAR,
-    ).encode()
+    )
     account = ctx.settings.inspection_service_account
     wanted = launch.job_application(
         inspection,
         resources.INSPECTIONS,
         through,
-        launch.JobProgram("redrive.inspection", argument, account, seconds + _GRACE_SECONDS),
+        launch.JobProgram(
+            "redrive.inspection", argument.encode(), account, seconds + _GRACE_SECONDS
+        ),
         launch.pod_access(access.identity, access.redirect_hosts, *export.sources),
         chosen.template,
         image=await read_image(template, ctx),
@@ -324,11 +327,14 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     await check_prerequisites(wanted, through, launch.lent_objects(access.identity), None, ctx)
     # A failed reading is not repeated: its error is in the status.
     wanted = replace(wanted, retries=0)
-    if spec.reveals:
+    if spec.reveals or argument.shown or argument.shows_keys:
         # Before the Job exists: its author may delete the Inspection at any time after. The cache
         # retains a part of the spec.
         launched = await ctx.kubernetes.get(resources.INSPECTIONS, key)
-        audit_log.info("Inspection starts: %s", _record(launched, Reason.PROGRESSING))
+        shows = _record(
+            launched, Reason.PROGRESSING, shown=argument.shown, showsKeys=argument.shows_keys
+        )
+        audit_log.info("Inspection starts: %s", shows)
     return await ctx.kubernetes.create(JOB.resource, JOB.manifest(wanted))
 
 

@@ -39,7 +39,7 @@ _MAX_VARIETY = 4
 _SHORTEST, _LONGEST_WORD = 3, 48
 """Characters of a word that is compared; shorter ones are words of any language."""
 _EACH = "[*]"
-"""Step of a path to each item of a list."""
+"""Step of a path to each item of a list, which is None in `ShownFields`."""
 _STEP = re.compile(r"\[\*\]|[^.\[]+")
 _NAME_OF_FIELD = re.compile(r"(?!.*\d{4})[A-Za-z_$][\w$.-]{0,63}", re.ASCII)
 _CODE = re.compile(r"at (\w+(?:\.[\w<>]+)+:\d+)")
@@ -120,11 +120,11 @@ class ShownFields:
 
     Attributes:
         is_shown: True if the value at this place is shown, unless it has fields or items.
-        below: places below, by the name of the field; `[*]` for each item of a list.
+        below: places below, by the name of the field; None for each item of a list.
     """
 
     is_shown: bool = False
-    below: dict[str, ShownFields] = field(default_factory=dict)
+    below: dict[str | None, ShownFields] = field(default_factory=dict)
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> ShownFields:
@@ -133,7 +133,7 @@ class ShownFields:
         for path in paths:
             place = root
             for step in _STEP.findall(path.removeprefix("$")):
-                place = place.below.setdefault(step, cls())
+                place = place.below.setdefault(None if step == _EACH else step, cls())
             place.is_shown = True
         return root
 
@@ -240,13 +240,14 @@ def mask(value: object, depth: int = 0, shown: ShownFields | None = None) -> str
     """Return the structure of a decoded value: names of fields, and types and lengths of values.
 
     A name that does not look like that of a field, such as an address, is masked as well. Values of
-    *shown* are themselves.
+    fields in *shown* are not masked.
     """
     if depth > MAX_DEPTH:
         return "..."
     if shown is not None and shown.is_shown and isinstance(value, bool | int | float | str):
+        # Half of a surrogate pair is no text.
         text = json.dumps(value, ensure_ascii=False)
-        return text.encode(errors="backslashreplace").decode()  # half of a surrogate pair is no text
+        return text.encode(errors="backslashreplace").decode()
     match value:
         case None:
             return "null"
@@ -261,14 +262,15 @@ def mask(value: object, depth: int = 0, shown: ShownFields | None = None) -> str
         case Mapping():
             named = not isinstance(value, DataMap)
             below = shown.below if shown is not None and named else {}
-            fields = (
-                f"{json.dumps(name) if named and is_name(name) else mask(name)}: "
-                f"{mask(item, depth + 1, below.get(name))}"
-                for name, item in value.items()
+            names = (
+                json.dumps(name) if name in below or (named and is_name(name)) else mask(name)
+                for name in value
             )
+            items = (mask(item, depth + 1, below.get(name)) for name, item in value.items())
+            fields = map(": ".join, zip(names, items, strict=True))
             return f"{{{', '.join(fields)}}}"
         case Sequence():
-            return f"[{_mask_items(value, depth, shown and shown.below.get(_EACH))}]"
+            return f"[{_mask_items(value, depth, shown and shown.below.get(None))}]"
     return type(value).__name__
 
 

@@ -481,7 +481,7 @@ class Reader:
     async def properties(
         self, admin: Admin, wanted: Sequence[tuple[TopicName, str]]
     ) -> dict[tuple[TopicName, str], Any]:
-        """Return the known ones of the *wanted* properties of topics that were read before.
+        """Return the known ones of the *wanted* properties of topics.
 
         Those that are unknown or older than 15 minutes are read, the oldest first, but
         `PROPERTIES_AT_A_TIME` at most: more would delay the statistics of other policies.

@@ -495,9 +495,10 @@ def check_unread(extents: Sequence[Extent], read: Offset) -> None:
     gone = read.keys() - {extent.topic for extent in extents}
     if gone:
         raise DataLossError(
-            "topics of the stream no longer exist",
+            "topics of the stream no longer exist, or no longer match",
             got=sorted(map(str, gone)),
-            remedy="create them again; to continue without them, set failOnDataLoss to false",
+            remedy="create them again, or set includeDerivedTopics to true if they belong to a "
+            "RetryPolicy now; to continue without them, set failOnDataLoss to false",
         )
     for extent in extents:
         check_held(extent, read.get(extent.topic, BEGINNING))

@@ -473,10 +473,10 @@ async def test_absurd_partitions_are_no_brokers_answer(number: str) -> None:
 
 async def test_compressed_answer_is_not_expanded() -> None:
     asked: list[str] = []
+    body = zlib.compress(b"[" + b" " * (100 * 2**20))  # takes longer than an answer may
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(request.headers["Accept-Encoding"])
-        body = zlib.compress(b"[" + b" " * (100 * 2**20))
         return web.Response(body=body, headers={"Content-Encoding": "deflate"})
 
     async with asyncio.timeout(30), asking(answer) as (opened, url):

@@ -603,6 +603,19 @@ async def test_audit_log_shows_clear_text_before_its_job_exists(
     assert shown == ([("ann", "the alert", True, "Progressing")] if payload == "Clear" else [])
 
 
+async def test_audit_log_shows_what_masking_permits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "redrive.audit")
+    body, api = inspection(), FakeKubernetes()
+    masking = {"show": ["$.needs"], "keys": "Clear"}
+    await reconciled(
+        dict(resources.keep_of(KIND)(body)), api=api, stored=body,
+        connected=connection(inspection=INSPECTOR | {"masking": masking}),
+    )  # fmt: skip
+    (line,) = (r.getMessage() for r in caplog.records if r.name == "redrive.audit")
+    record = json.loads(line.removeprefix("Inspection starts: "))
+    assert (record["shown"], record["showsKeys"], record["reveals"]) == (["$.needs"], True, False)
+
+
 async def test_unread_report_of_an_ended_job_is_no_end() -> None:
     body, api = inspection(phase="Running"), FakeKubernetes()
 

@@ -119,6 +119,8 @@ def test_data_as_a_name_is_masked_even_if_it_matches() -> None:
     fields = ShownFields.of(["$.ann", "$.tags[*]"])
     assert mask(DataMap(ann="Smith"), shown=fields) == "{string(3): string(5)}"
     assert mask({"tags": ["a", b"b", None]}, shown=fields) == '{"tags": ["a", bytes(1), null]}'
+    assert mask({"tags": {"[*]": "a"}}, shown=fields) == '{"tags": {string(3): string(1)}}'
+    assert mask({"n_20231": 1}, shown=ShownFields.of(["$.n_20231"])) == '{"n_20231": 1}'
 
 
 def test_shown_half_of_a_surrogate_pair_can_be_written() -> None:

@@ -26,7 +26,7 @@ RECORD_BYTES, RECORD_OFFSETS, RECORD_PARTS = 64 * 2**20, 2**24, 2**18
 PART_OFFSETS = 4_096
 """Offsets of a queue that one task reads."""
 _PULLS = 16
-"""Pulls of a task by one connection. Memory holds their messages, of 256 KiB or one each."""
+"""Pulls of a task by one connection. It keeps their messages: 256 KiB at most, or one, of each."""
 
 QueueScan = Callable[[Sequence[MessageQueue]], Iterator[tuple[MessageQueue, ScannedMessage]]]
 """Yields the messages of queues in order, each with its queue or a part of it."""

@@ -704,6 +704,22 @@ def test_outage_is_shown_once_the_broker_is_back(
     assert shown.closed.wait(30)
 
 
+class ClosedClient(SilentClient):
+    """A client that its program has closed."""
+
+    def create_producer(self, _topic: str, **_options: object) -> Producer:
+        raise pulsar.AlreadyClosed
+
+
+def test_closed_client_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Callable[[], object]] = []
+    monkeypatch.setattr(reporting, "in_background", calls.append)
+    producer = OutageProducer(cast("pulsar.Client", ClosedClient()), PUBLISHING_POLICY)
+    producer.show(OUTAGE, "ConnectionError")
+    (change,) = calls
+    change()  # ends
+
+
 def test_closed_consumer_repeats_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
