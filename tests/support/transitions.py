@@ -230,6 +230,7 @@ def connection_base(shop: Shop) -> dict[str, Any]:
                 "roles": ["*"],
                 "adoption": "Allowed",
                 "deletion": "Allowed",
+                "limits": {"policies": 1_000},
             }
         ],
         "replay": {
