@@ -273,7 +273,7 @@ class Health:
         values = await reader.properties(admin, properties)
         limits: dict[TopicName, dict[str, int]] = {}
         for (topic, name), value in values.items():
-            if name in LIMITS:
+            if name in LIMITS and value is not None:  # it could be read
                 limits.setdefault(topic, {})[name] = value
 
         async def read_producers() -> dict[TopicName, int]:
@@ -416,7 +416,7 @@ class _Property(NamedTuple):
     value: Any
 
 
-_UNREAD = _Property(float("-inf"), 0)
+_UNREAD = _Property(float("-inf"), None)
 
 
 class Reader:

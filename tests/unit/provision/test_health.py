@@ -406,6 +406,25 @@ async def test_limits_of_topics_are_read_every_15_minutes(cluster: Cluster) -> N
 
 
 @pytest.mark.usefixtures("virtual_time")
+async def test_limit_that_can_not_be_read_is_unknown(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.limits, readable = {"maxMessageSize": 2**20}, cluster.limit
+
+    async def limit(topic: TopicName, setting: str) -> int:
+        if topic.local == "orders":
+            raise AdminForbiddenError("no", remedy="ask")
+        return await readable(topic, setting)
+
+    monkeypatch.setattr(cluster, "limit", lambda topic, setting, **_: limit(topic, setting))
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert await reasons_shown(health, cluster, enqueued) == []
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
 async def test_all_limits_are_read_however_seldom_a_topic_is_polled(cluster: Cluster) -> None:
     limits = {(topic, setting) for topic in cluster.names for setting in LIMITS}
     health = Health(cluster.ctx, lambda _: None, interval=4_000)
