@@ -401,7 +401,7 @@ FORGET_AFTER_SECONDS = 6 * 3_600.0
 SETTINGS_SECONDS = 900.0
 """Maximum age of cached settings."""
 PROPERTIES_AT_A_TIME = 2
-_TERMINATED, _TYPES = "terminated", "subscriptionTypesEnabled"
+_TERMINATED, _TYPES, _QUOTA = "terminated", "subscriptionTypesEnabled", "quota"
 
 
 @dataclass(frozen=True)
@@ -433,7 +433,6 @@ class Reader:
         self._interval = interval
         self._paces = paces
         self._answers: dict[TopicName, _Answer] = {}
-        self._quotas: dict[TopicName, tuple[float, int | None]] = {}
         self._properties: dict[tuple[TopicName, str], _Property] = {}
         self._asked: dict[TopicName, float] = {}
         self._tidied = _now()
@@ -533,12 +532,13 @@ class Reader:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
-        cached = self._quotas.get(topic)
-        if cached is None or cached[0] + SETTINGS_SECONDS <= _now():
+        cached = self._properties.get((topic, _QUOTA), _UNREAD)
+        if cached.at + SETTINGS_SECONDS <= _now():
             await self._pace()
             quotas = await admin.quotas_in_force(topic, max_age=SETTINGS_SECONDS)
-            cached = self._quotas[topic] = _now(), size_limit(quotas)
-        return cached[1]
+            cached = self._properties[topic, _QUOTA] = _Property(_now(), size_limit(quotas))
+        limit: int | None = cached.value
+        return limit
 
     def tidy(self) -> None:
         """Forget topics that no poll has asked for in six hours; called often."""
@@ -547,7 +547,6 @@ class Reader:
             return
         self._tidied = _now()
         self._asked = asked = {t: at for t, at in self._asked.items() if at > recent}
-        self._quotas = {t: quota for t, quota in self._quotas.items() if t in asked}
         self._properties = {p: have for p, have in self._properties.items() if p[0] in asked}
         self._answers = {t: answer for t, answer in self._answers.items() if t in asked}
 

@@ -399,12 +399,12 @@ def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
         if count >= facts.limits[topic][MAX_PRODUCERS]
     ]
     own = facts.limits.get(policy.topic, {})
-    largest = own.get(MAX_MESSAGE_SIZE, 0) or DEFAULT_MESSAGE_SIZE
+    is_known = MAX_MESSAGE_SIZE in own
+    largest = (own[MAX_MESSAGE_SIZE] or DEFAULT_MESSAGE_SIZE) if is_known else 0
     refusing += [
         f"{topic.local} has {MAX_MESSAGE_SIZE}={size}, and {policy.topic.local} {largest} bytes"
         for topic in (policy.retry_topic, policy.dead_letter_topic)
         if 0 < (size := facts.limits.get(topic, {}).get(MAX_MESSAGE_SIZE, 0)) < largest
-        and MAX_MESSAGE_SIZE in own
     ]
     if not refusing:
         return None if facts.refusals_known else facts.warnings.get(Reason.SENDS_REFUSED)

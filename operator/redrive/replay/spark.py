@@ -185,7 +185,10 @@ def scan_queues(
         size = GROUPS * _slots(spark)
         wave, waiting = waiting[:size], waiting[size:]
         source = spark.read.format(QueueSource.name()).schema(rows.ddl(columns))
-        written = [(*part.master, part.topic, part.number, *_ends(part)) for part in wave]
+        written = [
+            (*part.master, part.topic, part.number, part.offsets.start, part.offsets.stop)
+            for part in wave
+        ]
         source = source.option("source", json.dumps(asdict(job.source)))
         messages = source.option("parts", json.dumps(written)).load()
         if job.where is None:
@@ -196,10 +199,6 @@ def scan_queues(
         choose = functools.partial(_choose, replace(job.choice, ids=()))
         for number, message in judged.rdd.mapPartitionsWithIndex(choose).collect():
             yield wave[number], message
-
-
-def _ends(part: MessageQueue) -> tuple[int, int]:
-    return part.offsets.start, part.offsets.stop
 
 
 def _choose(
@@ -327,6 +326,11 @@ class ScanPartition(InputPartition):
 
     scans: Sequence[Scan]
 
+    def messages(self) -> Iterator[rows.DeadLetterRow]:
+        """Yield the messages of the ranges."""
+        with plan.reading(self.scans) as (_, messages):
+            yield from itertools.chain.from_iterable(messages)
+
 
 class DeadLetterReader(DataSourceReader):
     """Reads parts of a topic.
@@ -344,16 +348,15 @@ class DeadLetterReader(DataSourceReader):
         return [ScanPartition(scans) for scans in decode_scans(self._options["scans"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the ranges of a group, in batches of bounded size.
+        """Read the messages of a partition, in batches of bounded size.
 
         Raises:
-            RedriveError: as for `reader.read_entries`.
+            RedriveError: as for `reader.read_entries` or `read_part`.
         """
-        if not isinstance(partition, ScanPartition):
+        if not isinstance(partition, ScanPartition | QueuePartition):
             return  # Spark creates a partition if there is none
-        with plan.reading(partition.scans) as (_, messages):
-            for batch in rows.in_batches(itertools.chain.from_iterable(messages)):
-                yield rows.to_batch(batch, self._columns)
+        for batch in rows.in_batches(partition.messages()):
+            yield rows.to_batch(batch, self._columns)
 
 
 class DeadLetterSource(DataSource):
@@ -368,7 +371,7 @@ class DeadLetterSource(DataSource):
         """Return the columns of a message, of which a query may select some by its schema."""
         return rows.ddl(rows.COLUMNS)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DeadLetterReader:
         """Return the reader of a batch query."""
         return DeadLetterReader(self.options, schema.fieldNames())
 
@@ -380,17 +383,13 @@ class QueuePartition(InputPartition):
     source: RocketMQMessages
     part: MessageQueue
 
+    def messages(self) -> Iterator[rows.DeadLetterRow]:
+        """Yield the messages of the part."""
+        return read_part(self.source, self.part)
 
-class QueueReader(DataSourceReader):
-    """Reads parts of RocketMQ queues.
 
-    Args:
-        options: options of the data source; see `scan_queues`.
-        columns: columns of `rows` that are passed to the JVM.
-    """
-
-    def __init__(self, options: Mapping[str, str], columns: Sequence[str]) -> None:
-        self._options, self._columns = options, columns
+class QueueReader(DeadLetterReader):
+    """Reads parts of RocketMQ queues, whose options `scan_queues` writes."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each part."""
@@ -399,16 +398,6 @@ class QueueReader(DataSourceReader):
             QueuePartition(source, MessageQueue(Master(name, address), topic, queue, range(*ends)))
             for name, address, topic, queue, *ends in json.loads(self._options["parts"])
         ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part, in batches of bounded size.
-
-        Raises:
-            RedriveError: as for `read_part`.
-        """
-        assert isinstance(partition, QueuePartition)  # noqa: S101  there is one
-        for letters in rows.in_batches(read_part(partition.source, partition.part)):
-            yield rows.to_batch(letters, self._columns)
 
 
 class QueueSource(DeadLetterSource):
@@ -419,7 +408,7 @@ class QueueSource(DeadLetterSource):
         """Return the name for `format(…)`."""
         return "redrive-queues"
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> QueueReader:
         """Return the reader of a batch query."""
         return QueueReader(self.options, schema.fieldNames())
 

@@ -42,7 +42,7 @@ from redrive.policy import envelope
 from redrive.reading import broker
 from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage, named
 from redrive.reasons import Reason
-from redrive.replay.account import SHOWN, Account, CauseFigures, Leaders, add_cause
+from redrive.replay.account import SHOWN, Account, CauseFigures, Leaders, count_message
 from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.job.dispatch import (
     REPORT_SECONDS,
@@ -301,9 +301,7 @@ class QueueRun:
             parts += offset - 1 not in selected
             selected.add(offset)
             self._samples = [*self._samples, place][:SAMPLES]
-            published = message.published
-            figures = CauseFigures(1, int(message.replays > 0), published, published)
-            add_cause(self._causes, message.failure, figures)
+            count_message(self._causes, message.failure, message.replays, message.published)
         return share
 
     def _refusal(self, message: ScannedMessage) -> str:
