@@ -135,4 +135,4 @@ else:
 
     def __dir__() -> list[str]:
         """Return the public names, imported or not."""
-        return sorted({*__all__, *globals()})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

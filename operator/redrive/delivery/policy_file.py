@@ -156,6 +156,12 @@ def _checked(policy: Policy | PolicyFile) -> Policy | PolicyFile:
 
 
 def _found(path: str | os.PathLike[str] | None) -> str:
+    if not isinstance(path, str | os.PathLike | None):
+        raise PolicyFileError(
+            "a policy file is given by its path",
+            got=path,
+            remedy=f"pass a path such as {MOUNTED!r}, or a Policy itself to the consumer",
+        )
     return os.fspath(path or os.environ.get(VARIABLE) or MOUNTED)
 
 

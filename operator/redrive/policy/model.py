@@ -122,6 +122,7 @@ def _topic(topic: object) -> naming.TopicName:
 
 _FLAGS = ("ordered", "dead_letters", "ignore_outages", "sequenced")
 _KINDS: dict[str, tuple[type, str]] = {
+    "topic": (naming.TopicName, "write it like persistent://tenant/namespace/name"),
     "subscription": (str, "pass its name"),
     "dead_letter_subscription": (str, "pass its name"),
     "name": (str, "pass the name of a RetryPolicy as namespace/name, or leave it out"),

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_missing_policy_file_is_named_with_remedies(mounted: Path) -> None:
 
     for words in (str(mounted), "No such file", "mount the ConfigMap", "$REDRIVE_POLICY"):
         assert words in str(missing.value)
+
+
+@pytest.mark.parametrize("other", [3, POLICY, b"policy.json"], ids=["number", "policy", "bytes"])
+def test_policy_file_is_given_by_its_path(other: Any) -> None:  # noqa: ANN401
+    with pytest.raises(PolicyFileError, match=r"given by its path; got .*pass a path"):
+        PolicyFile(other)
 
 
 @pytest.mark.parametrize(

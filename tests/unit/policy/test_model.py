@@ -92,6 +92,7 @@ def test_unknown_subscription_type_is_refused_with_known_ones(text: str) -> None
         ("ignore_outages", "yes", "True or False"),
         ("dead_letter_now", ["4711:3:0"], "origins, such as"),
         ("dead_letter_subscription", None, "its name"),
+        ("topic", None, "persistent://tenant"),
         ("subscription", 3, "its name"),
         ("name", None, "namespace/name"),
         ("outage_breaker", {"window": 100}, "OutageLimits"),
