@@ -247,7 +247,7 @@ class NotDoneError(RedriveError):
 
 
 class NotRunError(RedriveError):
-    """A handler returned a coroutine or a generator, which does nothing unless it is run.
+    """A handler returned before its work was done: a coroutine, a generator or a Future.
 
     A mistake of the program and no failure of a message: it ends `run`.
     """
@@ -261,7 +261,10 @@ def fails_message(error: BaseException) -> bool:
 
 
 _UNRUN = (Awaitable, Generator, AsyncGenerator)
-_REMEDY = "handle coroutines by AsyncRetryConsumer; a handler is no generator: use no yield"
+_REMEDY = (
+    "handle coroutines by AsyncRetryConsumer; use no yield; wait for the result of a Future, "
+    "and use several workers instead of threads of your own"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,12 +528,16 @@ def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
 
 def _run(answer: _Answer) -> _Answer:
     """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
-    if answer is None or not isinstance(answer, _UNRUN):
+    if answer is None:
+        return answer
+    # By its method: to import concurrent.futures is slow.
+    is_future = hasattr(type(answer), "add_done_callback")
+    if not is_future and not isinstance(answer, _UNRUN):
         return answer
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns of the error below
     raise NotRunError(
-        "the handler has returned an object that is never run",
+        "the handler has returned before its work is done",
         got=type(answer).__name__,
         remedy=_REMEDY,
     )

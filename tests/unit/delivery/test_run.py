@@ -11,6 +11,7 @@ import threading
 import time
 import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -593,15 +594,19 @@ async def asynchronous_generator(_given: object) -> AsyncIterator[None]:
     yield
 
 
+def submitted(_given: object) -> Future[None]:
+    return Future()
+
+
 LAZY = [coroutine, generator, asynchronous_generator]
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("lazy", [*LAZY, submitted])
 @pytest.mark.parametrize("form", [one, batch_handler])
-def test_returned_coroutine_or_generator_is_an_error(form: Any, lazy: Any) -> None:  # noqa: ANN401
+def test_answer_that_only_promises_work_is_an_error(form: Any, lazy: Any) -> None:  # noqa: ANN401
     handle = form(lambda messages: lazy(messages), explicit=False)  # noqa: PLW0108 - hides its kind
-    with pytest.raises(NotRunError, match="returned an object that is never run"):
+    with pytest.raises(NotRunError, match="returned before its work is done"):
         handle(["m"])
 
 

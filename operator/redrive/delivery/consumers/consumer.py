@@ -406,7 +406,8 @@ class RetryConsumer(Receiver):
                 a generator, of which a call does nothing, or does not take a message, or a
                 decorator hides which arguments it takes.
             ConsumerStoppedError: `close` was called before.
-            NotRunError: it returned a coroutine anyway. Its message stays unacknowledged.
+            NotRunError: it returned a coroutine, a generator or a Future. Its message stays
+                unacknowledged.
             SubscriptionLostError: the client was closed.
         """
         handle = single_handler(handler, self.attempt_of, explicit=explicit)
