@@ -411,9 +411,9 @@ async def test_list_of_hundred_thousand_topics_is_read() -> None:
 @pytest.mark.parametrize(
     ("bomb", "shown"),
     [
-        (b"[" + b"[]," * 5_000_000 + b"[]]", "JSON of more than 1000000 values"),
+        (b"[" + b"[]," * 1_100_000 + b"[]]", "JSON of more than 1000000 values"),
         (b"[" * 900_000 + b"]" * 900_000, "JSON that is nested too deeply"),
-        (b"{" + b'"":{},' * 2_000_000 + b'"":{}}', "JSON of more than 1000000 values"),
+        (b"{" + b'"":{},' * 1_100_000 + b'"":{}}', "JSON of more than 1000000 values"),
     ],
     ids=["lists", "deep", "objects"],
 )
@@ -436,7 +436,7 @@ async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, shown: 
         "address of the admin REST API, "
         "without /admin/v2"
     )
-    assert peak < 100 * 2**20
+    assert peak < 40 * 2**20
 
 
 NUMBERS = ("60000000", "-1", "1e308", "1e999", "NaN", "-Infinity", "9" * 30, "9" * 5_000, '"x"',
