@@ -23,7 +23,8 @@ from redrive.api.permissions import (
     MAX_RULES,
     AllowRule,
     Consent,
-    Masking,
+    HostPattern,
+    MaskedPayloads,
     NamespaceRule,
     Permissions,
     RuleName,
@@ -224,17 +225,6 @@ EndpointUrl = Annotated[
 _FOLDER = "/[A-Za-z0-9_=][-A-Za-z0-9_=.]*"
 MAX_DESTINATIONS = 16
 
-HostPattern = Annotated[
-    str,
-    Field(max_length=253),
-    model.Form(
-        r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
-        "a host pattern must be a host name or address, optionally with a port; * stands for any "
-        "characters but a dot",
-        "write it like broker-*.pulsar.svc or broker-*.pulsar.svc:8080",
-    ),
-]
-
 
 class JobIdentity(model.ApiModel):
     """Credentials of the Pulsar role of jobs, which differ from the operator's."""
@@ -310,7 +300,7 @@ class Destination(model.ApiModel):
     credentials of the environment, such as those of the ServiceAccount on AWS."""
 
 
-class InspectionIdentity(JobIdentity):
+class InspectionIdentity(MaskedPayloads, JobIdentity):
     """Pulsar role of the jobs of Inspections, and their credentials."""
 
     role: model.Role
@@ -322,15 +312,6 @@ class InspectionIdentity(JobIdentity):
     retry_topics: Annotated[Consent, *consent("retryTopics")] = Consent.NEVER
     """`Allowed`: each policy also grants the role `consume` on its retry topic, and Inspections may
     read messages that wait for a retry. Defaults to Never."""
-
-    clear_payloads: Annotated[Consent, *consent("clearPayloads")] = Consent.NEVER
-    """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
-    inspections. It needs the admission policies of the chart, which check the verb. Defaults to
-    Never."""
-
-    masking: Masking | None = None
-    """Parts of masked messages that stay readable for everybody who may create Inspections.
-    Defaults to none."""
 
     destinations: Annotated[
         tuple[Destination, ...], model.items(MAX_DESTINATIONS, model.BY_NAME)

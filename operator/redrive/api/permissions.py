@@ -188,6 +188,31 @@ def consent(field: str) -> tuple[object, ...]:
     return model.one_of(Consent, f"`{field}`")
 
 
+class MaskedPayloads(model.ApiModel):
+    """Parts of messages that Inspections may show."""
+
+    clear_payloads: Annotated[Consent, *consent("clearPayloads")] = Consent.NEVER
+    """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
+    inspections. It needs the admission policies of the chart, which check the verb. Defaults to
+    Never."""
+
+    masking: Masking | None = None
+    """Parts of masked messages that stay readable for everybody who may create Inspections.
+    Defaults to none."""
+
+
+HostPattern = Annotated[
+    str,
+    Field(max_length=253),
+    model.Form(
+        r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
+        "a host pattern must be a host name or address, optionally with a port; * stands for any "
+        "characters but a dot",
+        "write it like broker-*.pulsar.svc or broker-*.pulsar.svc:8080",
+    ),
+]
+
+
 class PolicyLimits(model.ApiModel):
     """Limits for the policies of one Kubernetes namespace that use a connection."""
 

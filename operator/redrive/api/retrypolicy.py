@@ -431,18 +431,43 @@ class UnloadResult(model.StatusModel):
     """Refusal of the broker. Absent where the topic was unloaded."""
 
 
-class RetryPolicyStatus(model.StatusModel):
-    """State of the policy. The operator writes it."""
+class SharedPolicyStatus(model.StatusModel):
+    """State of a policy for any broker. The operator writes it."""
 
     observed_generation: int | None = None
     """The `metadata.generation` that this status describes."""
 
     conditions: Conditions = ()
-    """Ready: topics, subscriptions, grants and the ConfigMap are as specified. Reconciling and
-    Stalled are present only while true."""
+    """Ready: topics, rights, groups and the ConfigMap are as specified. Reconciling and Stalled are
+    present only while true."""
 
     warnings: WarningTypes | None = None
     """Types of the conditions that warn although the object is ready. Absent without any."""
+
+    blocked_by: str | None = None
+    """Policy of the same kind, as `namespace/name`, that has priority on a topic or group that this
+    one needs; `another namespace` for a policy of another namespace. Absent without one."""
+
+    connection: str | None = None
+    """BrokerConnection, as `namespace/name`, through which the policy was last provisioned."""
+
+    planned_changes: (
+        Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
+    ) = None
+    """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
+    31, and the number of the others."""
+
+    replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
+    """Results of the last ten Replays of the policy, latest first. Absent without any."""
+
+    internal: Internal | None = None
+    """Internal data of the operator, not a part of the API: other programs must not read it. Its
+    loss costs the operator work; the deletion of a RocketMQRetryPolicy then retains group and
+    topics. Absent before the first reconcile."""
+
+
+class RetryPolicyStatus(SharedPolicyStatus):
+    """State of the policy. The operator writes it."""
 
     topic: str | None = None
     """Local name of the source topic. Example: `orders`."""
@@ -469,19 +494,6 @@ class RetryPolicyStatus(model.StatusModel):
     """Effective values of fields that the policy, or `policyDefaults` of its connection, may
     set."""
 
-    blocked_by: str | None = None
-    """RetryPolicy, as `namespace/name`, that has priority on a topic that this one needs;
-    `another namespace` for a policy of another namespace. Absent without one."""
-
-    connection: str | None = None
-    """BrokerConnection, as `namespace/name`, through which the policy was last provisioned."""
-
-    planned_changes: (
-        Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
-    ) = None
-    """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
-    31, and the number of the others."""
-
     backlog: Backlog | None = None
     """Messages in the topics of the policy; `observedTime` is the time of the figures. They are
     read about once a minute, and at once when a Replay of the policy ends, the policy becomes Ready
@@ -495,12 +507,5 @@ class RetryPolicyStatus(model.StatusModel):
     its first failure. Consumers in Python publish them. The longest blocked first, at most 20.
     Absent without any."""
 
-    replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
-    """Results of the last ten Replays of the policy, latest first. Absent without any."""
-
     unload: UnloadResult | None = None
     """Result of the last requested unload of the retry topic. Absent without any."""
-
-    internal: Internal | None = None
-    """Internal data of the operator, not a part of the API: other programs must not read it. Its
-    loss costs the operator work. Absent before the first reconcile."""

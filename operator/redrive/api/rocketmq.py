@@ -16,25 +16,23 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, Strict
 
 from redrive.api import model
-from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.permissions import (
     MAX_PATTERNS,
     MAX_RULES,
     NAMESPACE,
     Consent,
-    Masking,
+    HostPattern,
+    MaskedPayloads,
     NamespaceRule,
     PolicyLimits,
     consent,
 )
 from redrive.api.policy_defaults import Delay
 from redrive.api.retrypolicy import (
-    MAX_RESULTS,
     ConnectionRef,
-    Internal,
     ManagementPolicy,
     Ordering,
-    ReplayResult,
+    SharedPolicyStatus,
     fixed,
 )
 from redrive.policy.ladder import LEVELS
@@ -53,16 +51,6 @@ HostPort = Annotated[
         r"([-._a-zA-Z0-9]+|\[[:a-fA-F0-9]+\]):[0-9]{1,5}",
         "an address of a name server must be written as host:port",
         "write it like rocketmq-namesrv.rocketmq.svc:9876",
-    ),
-]
-BrokerHost = Annotated[
-    str,
-    Field(max_length=260),
-    model.Form(
-        r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
-        "a host pattern must be a host name or address, optionally with a port; * stands for any "
-        "characters but a dot",
-        "write it like rocketmq-broker-*.rocketmq.svc",
     ),
 ]
 NamePattern = Annotated[
@@ -211,17 +199,8 @@ class RocketMQJobs(model.ApiModel):
     connections without TLS."""
 
 
-class RocketMQInspection(RocketMQJobs):
+class RocketMQInspection(MaskedPayloads, RocketMQJobs):
     """Access of the jobs of Inspections to the cluster, which differs from the operator's."""
-
-    clear_payloads: Annotated[Consent, *consent("clearPayloads")] = Consent.NEVER
-    """`Allowed`: Inspections may return messages in clear text to authors with the verb `reveal` on
-    inspections. It needs the admission policies of the chart, which check the verb. Defaults to
-    Never."""
-
-    masking: Masking | None = None
-    """Parts of masked messages that stay readable for everybody who may create Inspections.
-    Defaults to none."""
 
 
 class RocketMQReplays(RocketMQJobs):
@@ -254,7 +233,7 @@ class RocketMQCluster(model.ApiModel):
     """Name of the cluster. Defaults to the only cluster that the name servers know. Example:
     `DefaultCluster`."""
 
-    broker_hosts: Annotated[tuple[BrokerHost, ...], model.items(64, model.SET)] = ()
+    broker_hosts: Annotated[tuple[HostPattern, ...], model.items(64, model.SET)] = ()
     """Hosts of brokers, beside those of `nameServers`, to which the operator may send signed calls,
     as patterns: `*` stands for any characters but a dot. A pattern without a port covers all ports.
     Defaults to none. Example: `["rocketmq-broker-*.rocketmq.svc"]`."""
@@ -412,18 +391,8 @@ class RocketMQRetryPolicySpec(model.ApiModel):
         return f"redrive-ledger-{self.group}"
 
 
-class RocketMQRetryPolicyStatus(model.StatusModel):
+class RocketMQRetryPolicyStatus(SharedPolicyStatus):
     """State of the policy. The operator writes it."""
-
-    observed_generation: int | None = None
-    """The `metadata.generation` that this status describes."""
-
-    conditions: Conditions = ()
-    """Ready: group and topics are as specified on each master. Reconciling and Stalled are present
-    only while true."""
-
-    warnings: WarningTypes | None = None
-    """Types of the conditions that warn although the object is ready. Absent without any."""
 
     retry_topic: Annotated[str, Field(max_length=255)] | None = None
     """Name of the topic of retries. gRPC clients use one for each source topic, which has this
@@ -443,23 +412,3 @@ class RocketMQRetryPolicyStatus(model.StatusModel):
 
     max_retries: int | None = None
     """Effective number of retries. Absent if it is not enforced."""
-
-    blocked_by: str | None = None
-    """RocketMQRetryPolicy, as `namespace/name`, that has priority for the group; `another
-    namespace` for a policy of another namespace. Absent without one."""
-
-    connection: str | None = None
-    """BrokerConnection, as `namespace/name`, through which the policy was last provisioned."""
-
-    planned_changes: (
-        Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
-    ) = None
-    """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
-    31, and the number of the others."""
-
-    replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
-    """Results of the last ten Replays of the policy, latest first. Absent without any."""
-
-    internal: Internal | None = None
-    """Internal data of the operator, not a part of the API: other programs must not read it. Its
-    loss makes a deletion retain group and topics. Absent before the first reconcile."""

@@ -10,7 +10,6 @@ clients have the delay levels of their broker.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,8 +17,8 @@ from typing import Any
 
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
 from redrive.api import Body
-from redrive.api.conditions import STALLED, StatusWarning
-from redrive.api.retrypolicy import ManagementPolicy, Ordering
+from redrive.api.conditions import StatusWarning
+from redrive.api.retrypolicy import Ordering
 from redrive.api.rocketmq import ClientKind, RocketMQCluster, RocketMQRetryPolicySpec
 from redrive.errors import RedriveError
 from redrive.kube.cache import Turn
@@ -28,7 +27,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
 from redrive.provision.checks import contested_group
-from redrive.provision.request import is_proven
+from redrive.provision.request import Priority, is_proven
 from redrive.reasons import Reason
 
 _CUSTOMIZED = "CUSTOMIZED"
@@ -243,14 +242,11 @@ class GroupClaims:
     def affected(self, before: Body | None, after: Body | None) -> tuple[Body, ...]:
         """Return the other policies whose priority may change with that of a policy."""
         body = after or before or {}
-        was, now = claim_of(before), claim_of(after)
-        if now is GroupClaim.HELD is not was:
-            return self.holders(body)
-        if was is GroupClaim.HELD is not now or (
-            was is GroupClaim.OPEN and now is GroupClaim.INACTIVE
-        ):
-            return self._blocked.get(_group_of(body))
-        return ()
+        was, now = _priority_of(before), _priority_of(after)
+        if (was in _HELD) is not (now in _HELD):
+            return self.holders(body) if now in _HELD else self._blocked.get(_group_of(body))
+        is_withdrawn = was is Priority.OPEN and now is Priority.INACTIVE
+        return self._blocked.get(_group_of(body)) if is_withdrawn else ()
 
     def broker_of(self, body: Body) -> str:
         """Return the text that identifies the cluster of a policy; empty if it is unknown."""
@@ -292,30 +288,15 @@ def _group_of(body: Body) -> str:
     return str((body.get("spec") or {}).get("group", ""))
 
 
-class GroupClaim(enum.Enum):
-    """State of the claim of a policy."""
-
-    HELD = enum.auto()
-    """The policy was provisioned and is not blocked."""
-    OPEN = enum.auto()
-    """It is new, or may be provisioned without a change."""
-    INACTIVE = enum.auto()
-    """It only observes, is stalled, or does not exist."""
+_HELD = Priority.HELD, Priority.STALLED
 
 
-def claim_of(body: Body | None) -> GroupClaim:
-    """Return the state of the claim of a policy."""
-    if body is None or body["spec"].get("managementPolicy") == ManagementPolicy.OBSERVE:
-        return GroupClaim.INACTIVE
-    status = body.get("status") or {}
-    if "masters" in status and "blockedBy" not in status:
-        return GroupClaim.HELD
-    is_stalled = any(c["type"] == STALLED for c in status.get("conditions") or ())
-    return GroupClaim.INACTIVE if is_stalled else GroupClaim.OPEN
+def _priority_of(body: Body | None) -> Priority:
+    return Priority.INACTIVE if body is None else Priority.of(body)
 
 
 def _held_group(body: Body) -> str | None:
-    return _group_of(body) if claim_of(body) is GroupClaim.HELD else None
+    return _group_of(body) if _priority_of(body) in _HELD else None
 
 
 def _blocked_group(body: Body) -> str | None:
@@ -327,10 +308,10 @@ def _queue_of(body: Body) -> tuple[str, str, Key]:
 
 
 def _open_turn(body: Body) -> Turn | None:
-    is_open = claim_of(body) is GroupClaim.OPEN
+    is_open = _priority_of(body) is Priority.OPEN
     return Turn(_queue_of(body), _rank(body)) if is_open else None
 
 
 def _rank(body: Body) -> tuple[bool, str, str]:
     metadata = body["metadata"]
-    return claim_of(body) is not GroupClaim.HELD, metadata["creationTimestamp"], metadata["uid"]
+    return _priority_of(body) not in _HELD, metadata["creationTimestamp"], metadata["uid"]

@@ -46,7 +46,7 @@ def held(key: Key, through: Key = LENT, at: Key | None = None, age: int = 0) -> 
     """A policy that was provisioned through the connection *at*, by default its own."""
     at = at or through
     broker = digest_of(f"{','.join(SERVERS[at])}/")
-    status = {"masters": ["a"], "connection": str(at), "internal": {"brokerDigest": broker}}
+    status = {"retryTopic": "%RETRY%g", "connection": str(at), "internal": {"brokerDigest": broker}}
     return policy(key, through, age=age, **status)
 
 
