@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from redrive.api.replay_status import ReplayRun
 from redrive.auth.files import job_credentials
@@ -50,14 +51,25 @@ def main(arguments: list[str]) -> None:
 
 def _run(job: RunJob, progress: Progress) -> None:
     before = progress.begin()  # raises if the Replay was deleted, created again, or has ended
-    if isinstance(job, QueueReplayJob):
-        if not before.finished:
-            _settled(progress, partial(_move_queues, job, progress, before))
-        return
+    _RUNS[type(job)](job, progress, before)
+
+
+def _run_topic(job: ReplayJob, progress: Progress, before: ReplayRun) -> None:
     move = partial(_move, job, progress, before)
     has_moved = before.review is None if before.finished else _settled(progress, move)
     if has_moved and job.follow_for is not None:  # Spark, with its executors, has ended
         outcomes.follow(job, progress)
+
+
+def _run_queues(job: QueueReplayJob, progress: Progress, before: ReplayRun) -> None:
+    if not before.finished:
+        _settled(progress, partial(_move_queues, job, progress, before))
+
+
+_RUNS: Mapping[type[RunJob], Callable[[Any, Progress, ReplayRun], None]] = {
+    ReplayJob: _run_topic,
+    QueueReplayJob: _run_queues,
+}
 
 
 def _move_queues(job: QueueReplayJob, progress: Progress, before: ReplayRun) -> bool:

@@ -32,7 +32,7 @@ from redrive.api.rocketmq import RocketMQReplays
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
 from redrive.kube.cache import Turn
-from redrive.kube.connections import effective_spec, spec_at, spec_of
+from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key, PolicyKey
@@ -67,8 +67,7 @@ class Admitted:
         template: job template, with the number of executors.
         connection_ref: connection of the policy.
         role: Pulsar role of the job; empty for other brokers.
-        grants: topics on which the role gets rights: the target, and the targets of earlier
-            Replays of the policy, which the run may have to search.
+        grants: see `BrokerRun`.
     """
 
     job: RunJob
@@ -102,22 +101,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         _check_priority(replay, ctx)
     _check_runs(replay, run.through, run.runs, ctx)
     reference = ConnectionRef(name=run.through.name, namespace=run.through.namespace)
-    hosts, grants = run.redirect_hosts, _granted(run, replay, ctx)
-    return Admitted(run.job, run.identity, hosts, pods, reference, run.role, grants)
-
-
-def _granted(run: BrokerRun, replay: Body, ctx: Context) -> tuple[TopicName, ...]:
-    if not isinstance(run.job, ReplayJob):
-        return ()
-    policy, namespace = run.job.policy, run.job.namespace
-    connection = spec_at(run.through, ctx.connections)
-    permitted = connections.permissions(connection, run.through, namespace, ctx.namespaces)
-    wanted = dict.fromkeys((run.job.target, *former_targets(replay, ctx, policy.topic)))
-    return tuple(
-        topic
-        for topic in wanted
-        if topic not in {None, policy.retry_topic} and permitted.allows_role(run.role, topic)
-    )
+    access = run.identity, run.redirect_hosts
+    return Admitted(run.job, *access, pods, reference, run.role, run.grants)
 
 
 class ReplayBroker(Protocol):
@@ -179,6 +164,8 @@ class _PulsarReplays:
             exactly_once=spec.guarantee is not Guarantee.AT_LEAST_ONCE,
             follow_for=_seconds(spec.follow_for),
         )
+        wanted = dict.fromkeys((request.target, *former_targets(replay, ctx, used.topic)))
+        others = [topic for topic in wanted if topic not in {None, used.retry_topic}]
         return BrokerRun(
             job,
             identity,
@@ -188,6 +175,7 @@ class _PulsarReplays:
             permitted.limits.runs,
             connection.pulsar.redirect_hosts,
             identity.role,
+            tuple(topic for topic in others if permitted.allows_role(identity.role, topic)),
         )
 
 

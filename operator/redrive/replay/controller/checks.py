@@ -50,6 +50,8 @@ class BrokerRun:
         runs: maximum number of concurrent Replays of the namespace.
         redirect_hosts: hosts that its requests may be redirected to, see `Access.hosts`.
         role: Pulsar role of the job; empty for other brokers.
+        grants: topics on which the role gets rights: the target, and the targets of earlier
+            Replays of the policy, which the run may have to search.
     """
 
     job: RunJob
@@ -60,6 +62,7 @@ class BrokerRun:
     runs: int
     redirect_hosts: tuple[str, ...] = ()
     role: str = ""
+    grants: tuple[TopicName, ...] = ()
 
 
 @dataclass(frozen=True)

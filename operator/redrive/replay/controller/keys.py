@@ -14,7 +14,7 @@ import base64
 import binascii
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from redrive.api import Body
 from redrive.kube import resources
@@ -22,12 +22,11 @@ from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.connections import key_of
 from redrive.kube.context import Context
 from redrive.kube.resources import MANAGED, Key, PolicyKey
-from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from redrive.replay.controller.admission import Admitted
 from redrive.replay.controller.launch import KEY_FILE
 from redrive.replay.evidence import KEY_BYTES, LedgerKey
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import QueueReplayJob, ReplayJob, RunJob
 
 KEY_ID = "redrive.io/ledger-key"
 """Property of a ledger topic: the id of its key."""
@@ -61,12 +60,16 @@ async def ledger_key(replay: Body, admitted: Admitted, template: Key, ctx: Conte
         LedgerKeyLost: the ledger has another key than those of the operator.
         RedriveError: the broker or the API server refuses.
     """
-    if isinstance(admitted.job, ReplayJob):
-        return await _key_of_topic(admitted, admitted.job.policy.ledger_topic, template, ctx)
-    policy = PolicyKey.of(replay).key
+    job, secret = admitted.job, operator_secret(template)
+    return await _KEYS[type(job)](job, PolicyKey.of(replay), admitted, secret, ctx)
+
+
+async def _key_of_queues(
+    job: QueueReplayJob, reference: PolicyKey, admitted: Admitted, secret: Key, ctx: Context
+) -> LedgerKey:
+    policy, ledger = reference.key, job.ledger
     status = (ctx.rocketmq_policies.get(policy) or {}).get("status") or {}
     recorded = str((status.get("internal") or {}).get(_KEY_FIELD, ""))
-    ledger, secret = admitted.job.ledger, operator_secret(template)
     keys = await _keys(admitted, ledger, secret, ctx)
     if not recorded and len(keys) > 1 and await _has_messages(admitted, ledger, ctx):
         raise Reason.LEDGER_KEY_LOST.error(
@@ -104,17 +107,24 @@ async def _has_messages(admitted: Admitted, ledger: str, ctx: Context) -> bool:
 
 
 async def _key_of_topic(
-    admitted: Admitted, topic: TopicName, template: Key, ctx: Context
+    job: ReplayJob, _: PolicyKey, admitted: Admitted, secret: Key, ctx: Context
 ) -> LedgerKey:
-    connection = await ctx.brokers.resolve(admitted.connection_ref, admitted.job.namespace)
+    topic = job.policy.ledger_topic
+    connection = await ctx.brokers.resolve(admitted.connection_ref, job.namespace)
     metadata = await connection.admin.metadata(topic, partitioned=False)
-    recorded, secret = metadata.properties.get(KEY_ID, ""), operator_secret(template)
+    recorded = metadata.properties.get(KEY_ID, "")
     keys = await _keys(admitted, str(topic), secret, ctx)
     command = f"pulsar-admin topics remove-properties --key {KEY_ID} {topic}"
     key = _chosen(keys, str(topic), recorded, secret, command)
     if not recorded:
         await connection.admin.set_properties(topic, {KEY_ID: key.id})
     return key
+
+
+_KEYS: Mapping[type[RunJob], Callable[..., Awaitable[LedgerKey]]] = {
+    ReplayJob: _key_of_topic,
+    QueueReplayJob: _key_of_queues,
+}
 
 
 def _chosen(
