@@ -22,10 +22,11 @@ def stored(  # noqa: PLR0913  fields of a message
     flags: int = 0,
     kind: int = 0xDAA320A7,
     retries: int = 16,
+    log: int = 0,
 ) -> bytes:
     """Return a message as a master stores it."""
     host, width = bytes(20 if flags & IPV6 else 8), "H" if kind == _V2 else "B"
-    frame = struct.pack(">I3iqqiq", kind, 0, 0, 0, offset, 0, flags, 1_000) + host
+    frame = struct.pack(">I3iqqiq", kind, 0, 0, 0, offset, log, flags, 1_000) + host
     frame += struct.pack(">q", 2_000) + host + struct.pack(">iqi", retries, 0, len(body)) + body
     frame += struct.pack(f">{width}", 3) + b"abc"
     frame += struct.pack(">H", len(properties)) + properties
@@ -45,6 +46,7 @@ class FakeCluster:
         self.counts = dict(counts)
         self.first: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.failures: list[Exception | None] = []
+        self._size = 0  # of the log
         self._stored: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
 
     def add(self, topic: str, queue: int = 0, body: bytes = b"message", **names: str) -> None:
@@ -63,8 +65,10 @@ class FakeCluster:
         self, topic: str, queue: int, body: bytes, properties: str, flags: int = 0, retries: int = 0
     ) -> None:
         messages = self._stored[topic, queue]
-        message = stored(len(messages), body, properties.encode(), flags=flags, retries=retries)
+        numbers = {"flags": flags, "retries": retries, "log": self._size}
+        message = stored(len(messages), body, properties.encode(), **numbers)
         messages.append(message)
+        self._size += len(message)
 
     def drop(self, topic: str, *, others: int = 0) -> None:
         """Delete a topic, and create it again with a number of other messages in each queue."""

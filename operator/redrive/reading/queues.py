@@ -90,12 +90,10 @@ class QueueCluster:
 
         The list is empty if the master has no such topic.
         """
-        return self._runner.run(self._queues(master, topic))
-
-    async def _queues(self, master: Master, topic: str) -> list[MessageQueue]:
-        counts = await self._session.topic(master, topic)
+        run, session = self._runner.run, self._session
+        counts = run(session.topic(master, topic))
         return [
-            MessageQueue(master, topic, queue, await self._session.offsets(master, topic, queue))
+            MessageQueue(master, topic, queue, run(session.offsets(master, topic, queue)))
             for queue in range(0 if counts is None else counts.read)
         ]
 
@@ -170,7 +168,8 @@ class QueueMessage(NamedTuple):
     """A message as a RocketMQ master stores it.
 
     Attributes:
-        offset: in its queue.
+        offset: in its queue. A topic that is created again begins with 0.
+        log: position in the log of the master, which grows with each message of any topic.
         flags: of its storage, such as the kind of compression.
         born: time of its production in milliseconds since 1970.
         stored: time at which the master stored it.
@@ -180,6 +179,7 @@ class QueueMessage(NamedTuple):
     """
 
     offset: int
+    log: int
     flags: int
     born: int
     stored: int
@@ -195,7 +195,7 @@ class QueueMessage(NamedTuple):
         value = self._value()
         return DeadLetterRow(
             partition=queue.number,
-            position=Position(0, self.offset, 0),
+            position=Position(self.log, self.offset, 0),
             batch_size=1,
             place=MessagePlace(queue.number, ((0, self.offset),)),
             first_chunk=None,
@@ -247,7 +247,7 @@ def parse_stored(content: bytes) -> Iterator[QueueMessage]:
 
 
 def _parse_message(frame: bytes) -> QueueMessage:
-    _, kind, _, _, _, offset, _, flags, born = _HEAD.unpack_from(frame)
+    _, kind, _, _, _, offset, log, flags, born = _HEAD.unpack_from(frame)
     at = _HEAD.size + (_HOST_IPV6 if flags & _BORN_IPV6 else _HOST)
     (stored,) = _TIME.unpack_from(frame, at)
     at += _TIME.size + (_HOST_IPV6 if flags & _STORED_IPV6 else _HOST)
@@ -262,7 +262,14 @@ def _parse_message(frame: bytes) -> QueueMessage:
     if at + 2 + length > len(frame):
         raise ValueError(f"{length} bytes of properties in {len(frame) - at} bytes")
     return QueueMessage(
-        offset, flags, born, stored, retries, body, _properties(frame[at + 2 : at + 2 + length])
+        offset,
+        log,
+        flags,
+        born,
+        stored,
+        retries,
+        body,
+        _properties(frame[at + 2 : at + 2 + length]),
     )
 
 

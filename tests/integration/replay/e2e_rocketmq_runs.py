@@ -1,4 +1,7 @@
-"""Replays of RocketMQ at two masters: a driver is killed or stopped, or a master restarts."""
+"""Replays of RocketMQ at two masters: a driver is killed or stopped, or a master restarts.
+
+Others change rights, delete the dead-letter topic or write hostile messages meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ from redrive.api.crds import crds
 from redrive.api.replay_status import ADMITTED, ReplayRun, ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
-from redrive.policy.envelope import REPLAY_SOURCE
+from redrive.policy.envelope import CAUSE_TYPE, REPLAY_SOURCE
 from redrive.reading.queues import parse_stored
+from redrive.replay.job.plan import SHOWN
 from redrive.replay.spec import Choice, QueueReplayJob
 from sandbox import chart, kubernetes, rocketmq
 from sandbox.kubernetes import Cluster
@@ -76,13 +80,6 @@ class Shop:
         (folder / "credentials" / "secret-key").write_text(secret)
         (folder / "ledger").mkdir()
         (folder / "ledger" / "key").write_text(secrets.token_hex(32))
-        rights = {
-            f"Topic:{self.dead_letters}": ["Get", "Sub"],
-            f"Topic:{self.source}": ["Get", "Sub", "Pub"],
-            f"Topic:{self.ledger}": ["Get", "Sub", "Pub"],
-            f"Topic:{self.repair}": ["Get", "Sub", "Pub"],
-            f"Group:{self.group}": ["Get", "Sub"],
-        }
         masters = await self.session.masters()
         for master in masters:
             for topic in (self.dead_letters, self.ledger, self.retries):
@@ -91,7 +88,10 @@ class Shop:
                 await self.session.put_topic(master, topic, 2)
             await self.session.put_group(master, {"groupName": self.group})
             await create_user(self.session, master, user, secret=secret)
+            rights = {f"Topic:{self.dead_letters}": ["Get", "Sub"]}
+            rights |= {f"Group:{self.group}": ["Get", "Sub"]}
             await allow(self.session, master, user, rights)
+        await self.allow(self.source, self.ledger, self.repair)
         for number in range(DEAD_LETTERS):
             await self.bury(f"id{number}", number, f"KEYS\x01key{number % 7}\x02")
         self.env[ACCESS_VARIABLE] = BrokerAccess(Method.ACCESS_KEY, str(folder), user=user).encode()
@@ -99,12 +99,20 @@ class Shop:
             self.dead_letters, self.group, [cluster.name_server], None, []
         )
 
-    async def bury(self, name: str, number: int, properties: str) -> None:
+    async def allow(self, *topics: str, actions: tuple[str, ...] = ("Get", "Sub", "Pub")) -> None:
+        """Allow actions on topics to the jobs, and no others."""
+        rights = {f"Topic:{topic}": [*actions] for topic in topics}
+        for master in await self.session.masters():
+            await allow(self.session, master, f"jobs-{self.group}", rights)
+
+    async def bury(
+        self, name: str, number: int, properties: str, content: bytes = b"order", flags: int = 0
+    ) -> None:
         """Store a dead letter at the master that is next by its number."""
         masters = await self.session.masters()
         master = masters[number % len(masters)]
         properties += f"UNIQ_KEY\x01{name}\x02"
-        await self.session.send(master, self.dead_letters, 0, b"order", properties)
+        await self.session.send(master, self.dead_letters, 0, content, properties, flags=flags)
 
     def replay(self, name: str, **spec: object) -> QueueReplayJob:
         """Create a Replay, and return the job that moves all messages to the source."""
@@ -190,6 +198,12 @@ class Shop:
                 assert message.properties[REPLAY_SOURCE].startswith(f"{master.name}:")
                 copies[message.properties["UNIQ_KEY"]] += 1
         return copies
+
+    async def delete_dead_letters(self) -> None:
+        """Delete the dead-letter topic, and create it again as the operator does then."""
+        for master in await self.session.masters():
+            await self.session.delete_topic(master, self.dead_letters)
+            await self.session.put_topic(master, self.dead_letters, 1)
 
 
 ONCE = {f"id{number}": 1 for number in range(DEAD_LETTERS)}
@@ -412,3 +426,94 @@ async def test_run_continues_after_a_restart_of_a_master(
                 return
         await asyncio.sleep(1)
     pytest.fail("the broker is not registered again")
+
+
+async def test_rights_that_end_meanwhile_fail_the_run_with_an_account(shop: Shop) -> None:
+    """The next driver of the Replay continues when they are back."""
+    job = shop.replay("revoked", rateLimit=SLOWLY)
+    with shop.driver(job) as first:
+        await has_moved(shop, "revoked", first)
+        await shop.allow(shop.source, actions=("Get", "Sub"))
+        _, log = await asyncio.to_thread(first.communicate, timeout=60)
+    assert first.returncode != 0, log
+    run = shop.run("revoked")
+    assert run.failure is not None
+    assert run.failure.reason == "Forbidden"
+    copies = await shop.copies()
+    assert set(copies.values()) == {1}
+    await shop.allow(shop.source)
+    shop.patch("revoked", rateLimit=None)
+    with shop.driver(job) as second:
+        assert await asyncio.to_thread(shop.ends, "revoked", second) == WHOLE
+    assert await shop.copies() == ONCE
+
+
+async def test_deleted_dead_letter_topic_hides_no_later_one(shop: Shop) -> None:
+    """The master numbers its messages from 0 again."""
+    job = shop.replay("deleted", rateLimit=SLOWLY)
+    with shop.driver(job) as first:
+        await has_moved(shop, "deleted", first)
+        first.kill()
+        first.wait()
+    copies = await shop.copies()
+    await shop.delete_dead_letters()
+    for number in range(DEAD_LETTERS + 2):
+        await shop.bury(f"new{number}", number, "")
+    shop.patch("deleted", rateLimit=None)
+    with shop.driver(job) as second:
+        moved = copies.total()
+        counts = [DEAD_LETTERS, moved, DEAD_LETTERS - moved, 0, 0, 0]
+        assert await asyncio.to_thread(shop.ends, "deleted", second) == counts
+    assert await shop.copies() == copies
+    with shop.driver(shop.replay("next")) as third:
+        counts = [DEAD_LETTERS + 2, DEAD_LETTERS + 2, 0, 0, 0, 0]
+        assert await asyncio.to_thread(shop.ends, "next", third) == counts
+    others = Counter({f"new{number}": 1 for number in range(DEAD_LETTERS + 2)})
+    assert await shop.copies() == copies + others
+
+
+async def test_hostile_dead_letters_are_moved_or_refused(shop: Shop) -> None:
+    """Producers write what a broker accepts: 32 KiB of properties, any text, and 4 MiB."""
+    marks = (
+        "REDRIVE_REPLAYS\x01-1\x02REDRIVE_REPLAY_PROOF\x010\x02REDRIVE_REPLAY_SOURCE\x01x:y:z\x02"
+    )
+    own = "_SYS_MSG_PRIORITY_\x017\x02__LITE_TOPIC\x01x\x02__CRC32\x0112\x02MSG_TYPE\x01reply\x02"
+    await shop.bury("marks", 0, marks)
+    await shop.bury("own", 0, own)
+    await shop.bury("large", 0, "", bytes(4 * 2**20 - 2**16))
+    await shop.bury("compressed", 0, "", b"no zlib", flags=1)
+    await shop.bury("text", 0, "KEYS\x01\u202e\U0001f4a5 ${jndi:x}\x02no pair\x02=\x01\x02")
+    await shop.bury("full", 0, f"LONG\x01{'x' * 32_620}\x02")  # no room for marks
+    for number in range(150):
+        await shop.bury(f"cause{number}", 0, f"{CAUSE_TYPE}\x01Error{number}\x02")
+    plan = replace(shop.replay("plan", mode="Plan"), dry_run=True)
+    with shop.driver(plan) as process:
+        _, log = await asyncio.to_thread(process.communicate, timeout=120)
+    shown = shop.run("plan").preview
+    assert shown is not None, log
+    assert len(shown.causes) == SHOWN
+    with shop.driver(shop.replay("hostile")) as process:
+        counts = [DEAD_LETTERS + 156, DEAD_LETTERS + 155, 0, 1, 0, 0]
+        assert await asyncio.to_thread(shop.ends, "hostile", process) == counts
+    (refusal,) = shop.run("hostile").refusals or ()
+    assert refusal.cause == "NotAccepted"
+    moved = {"marks", "own", "large", "compressed", "text", *(f"cause{n}" for n in range(150))}
+    assert await shop.copies() == ONCE | dict.fromkeys(moved, 1)
+
+
+async def test_master_frozen_for_half_a_minute_doubles_what_is_counted(
+    shop: Shop, processes: Processes
+) -> None:
+    """It stores the message that it has not answered when it resumes."""
+    with shop.driver(shop.replay("frozen", rateLimit=SLOWLY)) as process:
+        await has_moved(shop, "frozen", process)
+        frozen = psutil.Process(processes.pid(MASTERS[0]))
+        frozen.suspend()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            frozen.resume()
+        *counts, doubled = await asyncio.to_thread(shop.ends, "frozen", process)
+    assert counts == WHOLE[:5]
+    copies = await shop.copies()
+    assert (copies.keys(), copies.total()) == (ONCE.keys(), DEAD_LETTERS + (doubled or 0))

@@ -8,21 +8,26 @@ a repeated task has no effect, and needs no lease.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from redrive.admin.rocketmq import MAX_OFFSET
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.auth.files import job_credentials
 from redrive.reading import broker
 from redrive.reading.queues import MessageQueue, QueueCluster
 from redrive.reading.rows import DeadLetterRow
-from redrive.replay.job.plan import ScannedMessage
+from redrive.replay.account import CauseFigures, frequent_causes
+from redrive.replay.job.plan import SHOWN, ScannedMessage
+from redrive.replay.spec import FailureCause
 
 RECORD_BYTES, RECORD_OFFSETS, RECORD_PARTS = 64 * 2**20, 2**24, 2**18
 """Limits of a record: its bytes, offsets, and ranges or refused messages. A broker takes 4 MiB."""
+_MAX_DOUBTS = 2**16
+"""Maximum number of ranges of dead letters in doubt in a record: 0.5 MiB."""
+_OFFSET_BITS = MAX_OFFSET.bit_length()
 PART_OFFSETS = 4_096
 """Offsets of a queue that one task reads."""
 _PULLS = 16
@@ -62,13 +67,23 @@ def read_part(messages: RocketMQMessages, part: MessageQueue) -> Iterator[DeadLe
         yield from rows
 
 
-Offsets = dict[int, set[int]]
-"""Offsets by queue."""
+def position_of(queue: int, offset: int) -> int:
+    """Return a message of a master as one number: the queue in the bits above those of offsets."""
+    return queue << _OFFSET_BITS | offset
+
+
+def offsets_by_queue(positions: Iterable[int]) -> Mapping[int, range]:
+    """Return the offsets from the first to the last of positions, by queue."""
+    offsets: dict[int, range] = {}
+    for queue, group in itertools.groupby(sorted(positions), lambda p: p >> _OFFSET_BITS):
+        ordered = list(group)
+        offsets[queue] = range(ordered[0] & MAX_OFFSET, (ordered[-1] & MAX_OFFSET) + 1)
+    return offsets
 
 
 @dataclass
 class Share:
-    """The part of a plan at one master.
+    """The part of a plan at one master. Sets contain positions, see `position_of`.
 
     Attributes:
         target: target topic.
@@ -77,7 +92,11 @@ class Share:
         scanned: number of messages that were read.
         unevaluated: number of these for which the condition could not be computed.
         selected: dead letters to move.
+        last: highest position of these in the log of the master. Later messages with their offsets
+            are of a topic that was deleted and created again.
         refused: causes of those that can't be moved, by id.
+        causes: frequent causes of the failures of the selected dead letters.
+        samples: ids of some of them.
         masters: names of all masters in the plan.
         moved: dead letters whose copies are stored.
         gone: dead letters that the master deleted, or another Replay moved, after the plan.
@@ -89,39 +108,52 @@ class Share:
     after: dict[int, int]
     scanned: int = 0
     unevaluated: int = 0
-    selected: Offsets = field(default_factory=dict)
+    selected: set[int] = field(default_factory=set)
+    last: int = -1
     refused: dict[str, str] = field(default_factory=dict)
+    causes: dict[FailureCause, CauseFigures] = field(default_factory=dict)
+    samples: list[str] = field(default_factory=list)
     masters: tuple[str, ...] = ()
-    moved: Offsets = field(default_factory=lambda: defaultdict(set))
-    gone: Offsets = field(default_factory=lambda: defaultdict(set))
-    unproven: Offsets = field(default_factory=lambda: defaultdict(set))
-    repeated: Offsets = field(default_factory=lambda: defaultdict(set))
+    moved: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    unproven: set[int] = field(default_factory=set)
+    repeated: set[int] = field(default_factory=set)
 
-    def left(self, queue: int) -> set[int]:
-        """Return the offsets of a queue that are not settled."""
-        return self.selected[queue] - self.moved[queue] - self.gone[queue]
+    @property
+    def left(self) -> set[int]:
+        """Return the dead letters that are not settled."""
+        return self.selected - self.moved - self.gone
 
     @property
     def matched(self) -> int:
         """Return the number of messages in the plan."""
-        return len(self.refused) + count_offsets(self.selected)
+        return len(self.refused) + len(self.selected)
 
     @property
     def skipped(self) -> int:
         """Return the number of dead letters that needed no move, or can't be read any more."""
-        return sum(len(gone - self.moved[queue]) for queue, gone in self.gone.items())
+        return len(self.gone - self.moved)
 
     @property
     def doubled(self) -> int:
         """Return the number of moved dead letters that the target may contain twice."""
-        doubts = ((self.repeated[n] | self.unproven[n]) & self.moved[n] for n in self.selected)
-        return sum(map(len, doubts))
+        return len((self.repeated | self.unproven) & self.moved)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a record."""
-        offsets = {name: write_offsets(getattr(self, name)) for name in ("selected", "unproven")}
-        names = "target", "after", "scanned", "unevaluated", "refused", "masters"
-        return offsets | {name: getattr(self, name) for name in names}
+        """Return the plan as a record.
+
+        The doubts about selected dead letters come from any number of earlier Replays, whose
+        records have the others. If they are too many ranges, all selected dead letters are in
+        doubt: `doubled` is an upper limit.
+        """
+        unproven = write_positions(self.unproven & self.selected)
+        causes = frequent_causes((self.causes,), SHOWN)
+        names = "target", "after", "scanned", "unevaluated", "last", "refused", "samples", "masters"
+        return {name: getattr(self, name) for name in names} | {
+            "selected": write_positions(self.selected),
+            "unproven": unproven if len(unproven) <= _MAX_DOUBTS else None,
+            "causes": [[*failure, *figures] for failure, figures in causes.items()],
+        }
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Share:
@@ -130,44 +162,35 @@ class Share:
         Raises:
             ValueError, KeyError, TypeError, AttributeError: it has another form.
         """
-        after = {int(queue): int(offset) for queue, offset in record["after"].items()}
-        names = "target", "scanned", "unevaluated", "refused"
-        fields = {name: record[name] for name in names}
-        fields |= {name: read_offsets(record[name]) for name in ("selected", "unproven")}
-        return cls(after=after, masters=tuple(record["masters"]), **fields)
+        names = "target", "scanned", "unevaluated", "last", "refused", "samples"
+        selected, unproven = read_positions(record["selected"]), record["unproven"]
+        return cls(
+            after={int(queue): int(offset) for queue, offset in record["after"].items()},
+            masters=tuple(record["masters"]),
+            selected=selected,
+            unproven=set(selected) if unproven is None else read_positions(unproven),
+            causes={
+                FailureCause(cause, fingerprint): CauseFigures(*figures)
+                for cause, fingerprint, *figures in record["causes"]
+            },
+            **{name: record[name] for name in names},
+        )
 
 
-def add_offsets(offsets: Offsets, others: Offsets, but: Offsets | None = None) -> None:
-    """Add others to offsets, without those in *but*."""
-    for queue, numbers in others.items():
-        offsets[queue] |= numbers - (but or {}).get(queue, set())
+def write_positions(positions: Iterable[int]) -> list[list[int]]:
+    """Return positions as pairs of the first one and the one after the last of adjacent ones."""
+    groups = itertools.groupby(enumerate(sorted(positions)), lambda pair: pair[1] - pair[0])
+    runs = ([number for _, number in group] for _, group in groups)
+    return [[run[0], run[-1] + 1] for run in runs]
 
 
-def count_offsets(offsets: Offsets) -> int:
-    """Return the number of offsets of all queues."""
-    return sum(map(len, offsets.values()))
-
-
-def write_offsets(offsets: Offsets) -> dict[str, list[list[int]]]:
-    """Return offsets as pairs of the first one and the one after the last of adjacent ones."""
-    written = {}
-    for queue, numbers in offsets.items():
-        groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-        runs = ([number for _, number in group] for _, group in groups)
-        written[str(queue)] = [[run[0], run[-1] + 1] for run in runs]
-    return written
-
-
-def read_offsets(written: Mapping[str, list[list[int]]]) -> Offsets:
-    """Return offsets from their pairs.
+def read_positions(written: Sequence[Sequence[int]]) -> set[int]:
+    """Return positions from their pairs.
 
     Raises:
         ValueError: there are more than a plan has.
     """
-    count = sum(max(0, last - first) for runs in written.values() for first, last in runs)
+    count = sum(max(0, last - first) for first, last in written)
     if count > RECORD_OFFSETS:
         raise ValueError(f"{count} offsets in a record")
-    offsets: Offsets = defaultdict(set)
-    for queue, runs in written.items():
-        offsets[int(queue)] = set(itertools.chain.from_iterable(range(*run) for run in runs))
-    return offsets
+    return set(itertools.chain.from_iterable(range(first, last) for first, last in written))

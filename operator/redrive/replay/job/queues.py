@@ -13,6 +13,9 @@ A run sends only while the status of the Replay has confirmed, within the last s
 later run has begun. A driver that is stopped after this check and before its send, and resumes
 during a later run, stores one message twice. The later run counts it.
 
+A dead-letter topic that was deleted and created again has other messages at the same offsets. Their
+positions in the log of the master show that no earlier plan is about them.
+
 A target that was deleted and created again has lost its copies, so a search proves nothing about
 them. The run then writes its plan again, with the dead letters in doubt. It moves them, and counts
 them as doubled.
@@ -26,7 +29,7 @@ import math
 import re
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -42,7 +45,14 @@ from redrive.policy import envelope
 from redrive.reading import broker
 from redrive.reading.queues import MessageQueue, QueueCluster, QueueMessage, named
 from redrive.reasons import Reason
-from redrive.replay.account import SHOWN, Account, CauseFigures, Leaders, count_message
+from redrive.replay.account import (
+    SHOWN,
+    Account,
+    Leaders,
+    count_message,
+    drop_rare,
+    frequent_causes,
+)
 from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.job.dispatch import (
     REPORT_SECONDS,
@@ -58,24 +68,24 @@ from redrive.replay.job.plan import (
     Scanned,
     ScannedMessage,
 )
+from redrive.replay.job.plan import SHOWN as SHOWN_CAUSES
 from redrive.replay.job.progress import Progress
 from redrive.replay.job.queue_plan import (
     RECORD_BYTES,
     RECORD_OFFSETS,
     RECORD_PARTS,
-    Offsets,
     QueueEngine,
     QueueScan,
     Share,
-    add_offsets,
-    count_offsets,
-    read_offsets,
-    write_offsets,
+    offsets_by_queue,
+    position_of,
+    read_positions,
+    write_positions,
 )
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
-from redrive.replay.spec import Chooser, FailureCause, QueueReplayJob
+from redrive.replay.spec import Chooser, QueueReplayJob
 
 BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
@@ -110,7 +120,7 @@ class QueueLedger:
     def __init__(self, cluster: QueueCluster, queue: MessageQueue, key: LedgerKey) -> None:
         self._cluster, self._queue, self._key = cluster, queue, key
         self.plans: dict[str, Share] = {}
-        self.ends: dict[str, Offsets] = {}
+        self.ends: dict[str, set[int]] = {}
         foreign = 0
         for _, messages in cluster.pulls(queue):
             for message in messages:
@@ -129,11 +139,11 @@ class QueueLedger:
         try:
             record = json.loads(zlib.decompressobj().decompress(signed.value, RECORD_BYTES))
             if "moved" in record:
-                self.ends[signed.key] = read_offsets(record["moved"])
+                self.ends[signed.key] = read_positions(record["moved"])
             else:
                 plan = Share.of(record)
                 first = self.plans.setdefault(signed.key, plan)
-                add_offsets(first.unproven, plan.unproven)
+                first.unproven |= plan.unproven
                 first.after = first.after if plan.after else {}
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError):
             logger.warning("a record of %s at %s is invalid", self._queue.topic, self._queue.master)
@@ -178,8 +188,6 @@ class QueueRun:
         self._reported = before.counts.moved or 0 if self._was_planned else None  # until a search
         self._ledgers: dict[Master, QueueLedger] = {}
         self._shares: dict[Master, Share] = {}
-        self._causes: dict[FailureCause, CauseFigures] = {}
-        self._samples: list[str] = []
         self._confirmed = self._next_send = self._scan_due = -math.inf
         self._not_accepted = Counter[Master]()
         self._needs_search = False  # True while copies may be stored that are not known
@@ -245,7 +253,7 @@ class QueueRun:
                 remedy="start it; the run resumes then",
             )
         self._needs_search = bool(plans)
-        self._shares, self._causes, self._samples = plans, {}, []  # an outage has it planned again
+        self._shares = plans  # an outage has others planned again
         others = [m for m in masters if m not in plans and (not names or m.name in names)]
         if not others:
             return
@@ -282,13 +290,13 @@ class QueueRun:
         limit = min(job.choice.limit or math.inf, RECORD_OFFSETS)
         others = sum(share.matched for share in self._shares.values())
         sources, parts = self._cluster.queues(master, job.source.topic), 0
-        share.selected = {queue.number: set() for queue in sources}
         for queue, message in scan(named(job.choice.ids, sources) if job.choice.ids else sources):
             self._report_scan(share)
             if others + share.matched >= limit or parts >= RECORD_PARTS:
-                return share
-            selected, offset = share.selected[queue.number], message.position.entry
-            if offset in before[queue.number]:
+                break
+            offset = message.position.entry
+            position = position_of(queue.number, offset)
+            if position in before:
                 continue
             share.scanned += 1
             share.unevaluated += not message.evaluated
@@ -298,10 +306,12 @@ class QueueRun:
             if cause := self._refusal(message):
                 share.refused |= {place: cause} if len(share.refused) < RECORD_PARTS else {}
                 continue
-            parts += offset - 1 not in selected
-            selected.add(offset)
-            self._samples = [*self._samples, place][:SAMPLES]
-            count_message(self._causes, message.failure, message.replays, message.published)
+            parts += position - 1 not in share.selected
+            share.selected.add(position)
+            share.last = max(share.last, message.position.ledger)
+            share.samples = [*share.samples, place][:SAMPLES]
+            count_message(share.causes, message.failure, message.replays, message.published)
+            drop_rare(share.causes)
         return share
 
     def _refusal(self, message: ScannedMessage) -> str:
@@ -332,37 +342,41 @@ class QueueRun:
             with suppress(UnavailableError):
                 self._progress.report_scan(Scanned(count, unevaluated=unevaluated))
 
-    def _moved_before(self, master: Master, ledger: QueueLedger, share: Share) -> Offsets:
+    def _moved_before(self, master: Master, ledger: QueueLedger, share: Share) -> set[int]:
         """Return the dead letters that other Replays have moved, and add to `share.unproven`.
 
         One without a record of its end was killed, so its target is searched.
         """
-        moved: Offsets = defaultdict(set)
+        moved, oldest = set[int](), self._oldest(master)
         for uid, other in ledger.plans.items():
-            if uid == self._job.uid:
+            if uid == self._job.uid or other.last < oldest:  # the master has none of these any more
                 continue
-            add_offsets(share.unproven, other.unproven)
+            share.unproven |= other.unproven
             if uid in ledger.ends:
                 other.moved = ledger.ends[uid]
             elif not self._search(master, uid, other):
-                add_offsets(share.unproven, other.selected, but=other.moved)
-            add_offsets(moved, other.moved)
+                share.unproven |= other.selected - other.moved
+            moved |= other.moved
         return moved
+
+    def _oldest(self, master: Master) -> int:
+        """Return the position in the log of a master of its oldest dead letter."""
+        sources = self._cluster.queues(master, self._job.source.topic)
+        pulled = ((m for _, ms in self._cluster.pulls(queue) for m in ms) for queue in sources)
+        firsts = [next(messages, None) for messages in pulled]
+        return min((first.log for first in firsts if first is not None), default=0)
 
     def _skip_moved(self) -> None:
         """Skip the dead letters that other Replays have moved since the plan."""
         for master, share in self._shares.items():
-            ledger = QueueLedger(
-                self._cluster, self._queues(master, self._job.ledger)[0], self._key
-            )
-            for queue, moved in self._moved_before(master, ledger, share).items():
-                share.gone[queue] |= moved & share.selected.get(queue, set())
+            first, *_ = self._queues(master, self._job.ledger)
+            ledger = QueueLedger(self._cluster, first, self._key)
+            share.gone |= self._moved_before(master, ledger, share) & share.selected
 
     def _search(self, master: Master, uid: str, share: Share) -> bool:
         """Find the copies of the plan of a Replay; return False if its target has lost messages."""
-        share.moved, share.repeated = defaultdict(set), defaultdict(set)
-        sent: Offsets = defaultdict(set)
-        lossy = set(share.after)
+        share.moved, share.repeated = set(), set()
+        sent, lossy = set[int](), set(share.after)
         for queue in self._cluster.queues(master, share.target):
             kept, end = queue.offsets, share.after.get(queue.number, 0)
             if kept.start <= end <= kept.stop:
@@ -371,17 +385,17 @@ class QueueRun:
             for _, messages in self._cluster.pulls(after):
                 for message in messages:
                     properties = message.properties or {}
-                    position = properties.get(envelope.REPLAY_SOURCE, "")
+                    place = properties.get(envelope.REPLAY_SOURCE, "")
                     proof = properties.get(envelope.REPLAY_PROOF, "")
-                    if self._key.proves(proof, f"{uid}@{position}", share.target):
-                        name, number, offset = position.rsplit(":", 2)
-                        # Others may store a copy again, at any master.
-                        if name == master.name:
-                            share.moved[int(number)].add(int(offset))
-                            if not message.retries:  # a consumer's retry has the proof of its copy
-                                is_known = int(offset) in sent[int(number)]
-                                offsets = share.repeated if is_known else sent
-                                offsets[int(number)].add(int(offset))
+                    if not self._key.proves(proof, f"{uid}@{place}", share.target):
+                        continue
+                    name, number, offset = place.rsplit(":", 2)
+                    if name != master.name:
+                        continue  # others may store a copy again, at any master
+                    position = position_of(int(number), int(offset))
+                    share.moved.add(position)
+                    if not message.retries:  # a consumer's retry has the proof of its copy
+                        (share.repeated if position in sent else sent).add(position)
         return not lossy
 
     def _move(self) -> None:
@@ -416,37 +430,38 @@ class QueueRun:
         moved = self.account().moved if self._reported is None else self._reported
         searched = {master: replace(share) for master, share in self._shares.items()}
         is_whole = [self._search(m, self._job.uid, share) for m, share in searched.items()]
-        copies = sum(count_offsets(share.moved) for share in searched.values())
+        copies = sum(len(share.moved) for share in searched.values())
         if not all(is_whole) or copies < moved:
             logger.warning("%s has lost copies, so some may be stored twice", self._job.target)
             for master, share in searched.items():
                 share.after = {}
                 self._search(master, self._job.uid, share)
                 doubtful = self._shares[master].moved if self._reported is None else share.selected
-                add_offsets(share.unproven, doubtful, but=share.moved)
+                share.unproven |= doubtful - share.moved
                 self._ledgers[master].write(self._job.uid, share.to_json())
         self._shares, self._reported = searched, None
 
     def _move_share(self, master: Master, share: Share) -> None:
         targets = self._queues(master, share.target)
-        for number in share.selected:
-            pending = share.left(number)
-            if not pending:
-                continue
-            offsets = range(min(pending), max(pending) + 1)
-            source = MessageQueue(master, self._job.source.topic, number, offsets)
-            for _, messages in self._cluster.pulls(source):
+        pending = share.left
+        spans = offsets_by_queue(pending)
+        for queue in self._cluster.queues(master, self._job.source.topic):
+            span, kept = spans.get(queue.number, range(0)), queue.offsets
+            offsets = range(max(span.start, kept.start), min(span.stop, kept.stop))
+            for _, messages in self._cluster.pulls(source := replace(queue, offsets=offsets)):
                 for message in messages:
-                    if message.offset in pending:
+                    is_pending = position_of(queue.number, message.offset) in pending
+                    if is_pending and message.log <= share.last:
                         self._copy(message, source, share, targets)
-            share.gone[number] |= share.left(number)
+        share.gone |= share.left
 
     def _copy(
         self, message: QueueMessage, source: MessageQueue, share: Share, targets: list[MessageQueue]
     ) -> None:
         """Store a dead letter in the target, unless the broker does not accept it."""
-        position = f"{source.master.name}:{source.number}:{message.offset}"
-        properties = self._properties(message, position, share)
+        id_ = f"{source.master.name}:{source.number}:{message.offset}"
+        position = position_of(source.number, message.offset)
+        properties = self._properties(message, id_, share)
         key = properties.get("__SHARDINGKEY") or properties.get("KEYS")
         place = message.offset if key is None else zlib.crc32(key.encode())
         began = time.monotonic()
@@ -465,7 +480,7 @@ class QueueRun:
                     raise
                 time.sleep(BUSY_SECONDS)
             except BrokerRefusedError as error:
-                logger.warning("%s is refused: %s", position, error)
+                logger.warning("%s is refused: %s", id_, error)
                 self._not_accepted[source.master] += 1
                 if self._not_accepted[source.master] > RECORD_PARTS:
                     self._progress.report(self.account())
@@ -476,20 +491,20 @@ class QueueRun:
                         remedy="correct the cause, and make another Replay for those that are left",
                         reason="NotAccepted",
                     ) from error
-                share.selected[source.number].remove(message.offset)
-                share.refused[position] = "NotAccepted"
+                share.selected.remove(position)
+                share.refused[id_] = "NotAccepted"
                 return
             else:
-                share.moved[source.number].add(message.offset)
+                share.moved.add(position)
                 return
 
-    def _properties(self, message: QueueMessage, position: str, share: Share) -> dict[str, str]:
+    def _properties(self, message: QueueMessage, id_: str, share: Share) -> dict[str, str]:
         """Return the properties of a copy: those of the producer, and the marks of the move."""
         own = {k: v for k, v in (message.properties or {}).items() if not _OF_BROKER.fullmatch(k)}
         job = self._job
-        carried = envelope.for_replay(own, replay=f"{job.namespace}/{job.name}", source=position)
+        carried = envelope.for_replay(own, replay=f"{job.namespace}/{job.name}", source=id_)
         del carried[envelope.RECONSUMETIMES]  # a field of the call
-        proof = self._key.proof(f"{job.uid}@{position}", share.target)
+        proof = self._key.proof(f"{job.uid}@{id_}", share.target)
         carried[envelope.REPLAY_PROOF] = proof
         return carried | ({"RETRY_TOPIC": job.retry_of} if job.retry_of else {})
 
@@ -539,7 +554,7 @@ class QueueRun:
     def _record_end(self) -> None:
         """Record the moved dead letters. Without a record the next Replay searches the target."""
         for master, share in self._shares.items():
-            record = {"moved": write_offsets(share.moved)}
+            record = {"moved": write_positions(share.moved)}
             broker.waited(partial(self._ledgers[master].write, self._job.uid, record))
 
     def account(self) -> Account:
@@ -547,7 +562,7 @@ class QueueRun:
         shares = self._shares.values()
         refused = [item for share in shares for item in share.refused.items()]
         matched = sum(share.matched for share in shares)
-        moved = sum(count_offsets(share.moved) for share in shares)
+        moved = sum(len(share.moved) for share in shares)
         skipped = sum(share.skipped for share in shares)
         return Account(
             scanned=sum(share.scanned for share in shares),
@@ -562,8 +577,10 @@ class QueueRun:
         )
 
     def _preview(self) -> RunPreview:
-        account = self.account()
-        refused = Counter(cause for s in self._shares.values() for cause in s.refused.values())
+        account, shares = self.account(), self._shares.values()
+        refused = Counter(cause for share in shares for cause in share.refused.values())
+        causes = frequent_causes((share.causes for share in shares), SHOWN_CAUSES)
+        samples = [sample for share in shares for sample in share.samples][:SAMPLES]
         rate = min(_MESSAGES_PER_SECOND, self._job.rate_limit or math.inf)
         seconds = math.ceil(account.left / rate)
-        return RunPreview(account, self._causes, refused, tuple(self._samples), seconds)
+        return RunPreview(account, causes, refused, tuple(samples), seconds)

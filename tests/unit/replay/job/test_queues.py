@@ -18,12 +18,13 @@ from redrive.admin.errors import BrokerFailedError, BrokerRefusedError, BrokerUn
 from redrive.api.replay_status import ReplayRun, RunCounts
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.reading.queues import MessageQueue, QueueCluster
 from redrive.replay.account import Account
 from redrive.replay.evidence import CODE, LedgerKey, SignedRecord
 from redrive.replay.job import queue_plan, queues
 from redrive.replay.job.dispatch import RunEndedError
-from redrive.replay.job.plan import DesiredState, RunPreview
+from redrive.replay.job.plan import SHOWN, DesiredState, RunPreview
 from redrive.replay.job.queue_plan import Share
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
@@ -37,6 +38,11 @@ KEY = LedgerKey(b"k" * 32)
 
 class KilledError(Exception):
     """The driver ends here."""
+
+    @classmethod
+    def throw(cls) -> RunPreview:
+        """Raise the error, as a part of an expression."""
+        raise cls
 
 
 class Reporter:
@@ -467,6 +473,29 @@ def test_confirmed_review_moves_what_it_has_shown(cluster: FakeCluster) -> None:
     assert move(job("two")).moved == 1
 
 
+def test_review_after_a_killed_one_shows_its_causes(cluster: FakeCluster) -> None:
+    """The driver was killed after it had stored the plan, and before it showed it."""
+    cluster.put(DEAD, b"", {CAUSE_TYPE: "Timeout"})
+    shown = planned()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queues.QueueRun, "_preview", lambda _: KilledError.throw())
+        with pytest.raises(KilledError):
+            reviewed(is_confirmed=True)
+    again, _ = reviewed(is_confirmed=True)
+    assert again == shown
+    assert sorted(figures.messages for figures in shown.causes.values()) == [1, 5]
+
+
+def test_causes_of_a_plan_are_bounded(cluster: FakeCluster) -> None:
+    """Any producer writes them."""
+    for number in range(2 * SHOWN):
+        cluster.put(DEAD, b"", {CAUSE_TYPE: f"Error{number}"})
+    assert len(planned().causes) == SHOWN
+    move(job())
+    (plan, _) = cluster.read(LEDGER)
+    assert len(json.loads(zlib.decompress(plan.content))["causes"]) == SHOWN
+
+
 def test_expired_review_moves_nothing(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,11 +550,12 @@ def sign(cluster: FakeCluster, content: bytes, uid: str) -> None:
         b"no record",
         b"[1]",
         json.dumps({"moved": [1]}).encode(),
-        json.dumps({"moved": {"0": [[0, 2**70]]}}).encode(),
-        json.dumps({"moved": {"0": [[0, 10**12], [10**12, 0]]}}).encode(),
-        json.dumps({**PLAN, "selected": {"0": [[0, 10**12]]}}).encode(),
+        json.dumps({"moved": [[0, 2**70]]}).encode(),
+        json.dumps({"moved": [[0, 10**12], [10**12, 0]]}).encode(),
+        json.dumps({**PLAN, "selected": [[0, 10**12]]}).encode(),
+        json.dumps({**PLAN, "causes": [["Timeout", "", 1]]}).encode(),
     ],
-    ids=["text", "list", "no queues", "too large", "negative", "too many"],
+    ids=["text", "list", "no ranges", "too large", "negative", "too many", "no figures"],
 )
 def test_invalid_record_of_the_ledger_is_ignored(cluster: FakeCluster, record: bytes) -> None:
     sign(cluster, record, "other")
@@ -546,20 +576,19 @@ def test_forged_end_of_rocketmq_hides_no_dead_letter() -> None:
 
 NUMBERS = st.sampled_from([0, 1, 4, 5, -1, 2**63, 10**30, 1.5, 1e999, True, None, "1"])
 RUNS = st.one_of(st.just(ROOM), st.lists(st.lists(NUMBERS, max_size=3), max_size=3), NUMBERS)
-OFFSETS = st.one_of(st.dictionaries(st.sampled_from(["0", "1", "x", "-1"]), RUNS), RUNS)
 TOPICS = st.sampled_from([TARGET, LEDGER, DEAD, "%RETRY%g", "absent", "a/../b"])
 PLANS = st.fixed_dictionaries({
-    "target": st.one_of(TOPICS, NUMBERS), "after": st.one_of(OFFSETS, st.just({"0": 1e999})),
-    "scanned": NUMBERS, "selected": OFFSETS, "refused": OFFSETS,
+    "target": st.one_of(TOPICS, NUMBERS), "after": st.one_of(RUNS, st.just({"0": 1e999})),
+    "scanned": NUMBERS, "selected": RUNS, "refused": RUNS,
     "masters": st.sampled_from([["broker-a"], ["gone"], [["nested"]], [], None]),
 })  # fmt: skip
 HIDING = st.sampled_from([
-    {"moved": {"0": ROOM}},
+    {"moved": ROOM},
     PLAN,
-    {**PLAN, "target": LEDGER, "selected": {"0": ROOM}},
+    {**PLAN, "target": LEDGER, "selected": ROOM},
 ])  # fmt: skip
 """Valid records with which nothing would be moved to the target."""
-FORGED = st.one_of(HIDING, HIDING, PLANS, st.fixed_dictionaries({"moved": OFFSETS}), OFFSETS)
+FORGED = st.one_of(HIDING, HIDING, PLANS, st.fixed_dictionaries({"moved": RUNS}), RUNS)
 CONTENTS = st.one_of(
     FORGED.map(lambda record: zlib.compress(json.dumps(record).encode())),
     FORGED.map(lambda record: json.dumps(record).encode()),
@@ -638,6 +667,53 @@ def test_plan_has_a_size_that_a_broker_accepts(
     assert ids(cluster) == ["id0", "id2", "id4"]
 
 
+def test_doubts_of_many_replays_fit_into_a_record(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier Replays of every second dead letter were killed, and their target was deleted."""
+    cluster.add(TARGET, UNIQ_KEY="other")
+    for uid, keys in (("a", ("k0",)), ("b", ("k2",)), ("c", ("k4",))):
+        cluster.failures = [None, None, KilledError("killed")]
+        with pytest.raises(KilledError):
+            move(job(uid, choice=Choice(keys=keys)))
+    cluster.failures = []
+    cluster.drop(TARGET)
+    monkeypatch.setattr(queue_plan, "_MAX_DOUBTS", 2)
+    killed_after(cluster, 0)
+    plan = json.loads(zlib.decompress(cluster.read(LEDGER)[-1].content))
+    assert plan["unproven"] is None
+    account = move(job(), was_planned=True)
+    assert (account.moved, account.doubled) == (5, 5)  # an upper limit
+
+
+def test_topic_created_again_has_other_dead_letters(cluster: FakeCluster) -> None:
+    """Its offsets begin with 0 again, where earlier Replays have moved others."""
+    assert move(job()).moved == 5
+    cluster.drop(DEAD)
+    for number in range(3):
+        cluster.add(DEAD, UNIQ_KEY=f"new{number}")
+    assert move(job("two")).moved == 3
+    assert move(job("three")).scanned == 0
+    assert ids(cluster) == [*ALL, "new0", "new1", "new2"]
+
+
+@pytest.mark.parametrize("is_created", [True, False])
+def test_plan_of_a_deleted_topic_moves_no_later_message(
+    cluster: FakeCluster, *, is_created: bool
+) -> None:
+    killed_after(cluster, 2)
+    cluster.drop(DEAD)
+    for number in range(9):
+        cluster.add(DEAD, UNIQ_KEY=f"new{number}")
+    if not is_created:
+        del cluster.counts[DEAD]
+    account = move(job(), was_planned=True)
+    assert (account.moved, account.skipped, account.left) == (2, 3, 0)
+    assert ids(cluster) == ALL[:2]
+    cluster.counts[DEAD] = 1
+    assert move(job("two")).moved == 9
+
+
 def test_copy_stored_at_another_master_hides_nothing(cluster: FakeCluster) -> None:
     """A consumer of the target can store a copy at each master."""
     cluster.failures = [None, None, KilledError("killed")]
@@ -659,7 +735,7 @@ def test_master_that_skips_offsets_costs_no_time(cluster: FakeCluster) -> None:
     (record,) = cluster.read(LEDGER)
     plan = json.loads(zlib.decompress(record.content))
     cluster.first[LEDGER, 0] = 1
-    plan["selected"] = {"0": [[0, 5], [2**46, 2**46 + 1]]}
+    plan |= {"selected": [[0, 5], [2**46, 2**46 + 1]], "last": 2**46}
     sign(cluster, zlib.compress(json.dumps(plan).encode()), "one")
     cluster.first[DEAD, 0] = 2**46 + 1
     account = move(job(), was_planned=True)
