@@ -1,17 +1,20 @@
-"""Calls to RocketMQ that only tests make: messages and consumers."""
+"""Calls to RocketMQ that only tests make: messages, consumers and `mqadmin`."""
 
 from __future__ import annotations
 
 import io
 import json
+import shlex
 import struct
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from redrive.admin.errors import BrokerFailedError
 from redrive.admin.rocketmq import Master, RocketMQSession
-from sandbox.rocketmq import call
+from sandbox import builds, toolchain
+from sandbox.rocketmq import ADMIN, RocketMQ, call
 
 _PULL, _HEARTBEAT, _SEND_BACK, _SEND = 11, 34, 36, 310
 
@@ -106,3 +109,28 @@ async def consume(session: RocketMQSession, master: Master, group: str) -> None:
         {**consumer, "subscriptionDataSet": []}
     ]}  # fmt: skip
     await call(session, master, _HEARTBEAT, json.dumps(heartbeat).encode())
+
+
+def install_mqadmin(cluster: RocketMQ, folder: Path) -> None:
+    """Write the program `mqadmin` of a RocketMQ, which signs as the user `ADMIN`, into *folder*."""
+    (folder / "conf").mkdir()
+    (folder / "conf" / "tools.yml").write_text(f"accessKey: {ADMIN}\nsecretKey: {cluster.secret}\n")
+    command = [str(toolchain.java_home() / "bin" / "java"), "-Xmx128m", "-XX:TieredStopAtLevel=1"]
+    command += ["--add-opens=java.base/java.nio=ALL-UNNAMED", f"-Drocketmq.home.dir={folder}"]
+    command += [f"-Duser.home={folder}", "-cp", f"{builds.rocketmq()}/*"]
+    command += ["org.apache.rocketmq.tools.command.MQAdminStartup"]
+    program = folder / "mqadmin"
+    program.write_text(_MQADMIN.format(command=shlex.join(command)))
+    program.chmod(0o755)
+
+
+_MQADMIN = """\
+#!/bin/sh
+for attempt in 1 2 3 4 5; do
+  output=$({command} "$@" 2>&1)
+  case $output in *success.*) echo "$output"; exit 0;; esac
+done
+echo "$output"
+exit 1
+"""
+"""A call has five seconds, too few on a busy machine, and the program returns 0 if it fails."""

@@ -56,8 +56,12 @@ def apply_policy(shop: Shop, **spec: object) -> None:
 
 @pytest.fixture
 def page(shop: Shop, rocketmq: RocketMQ, tmp_path: Path) -> str:
-    """The output of the commands of the page RocketMQ, with a Super user."""
+    """The output of the commands of the page RocketMQ, with a Super user.
+
+    An end-to-end test creates the user by the page: its program takes ten seconds.
+    """
     secret = at_master(rocketmq, lambda s, m: create_user(s, m, "redrive", "Super"))
+    shop.secret("rocketmq-redrive", secretKey=secret)
     at_master(rocketmq, lambda s, m: s.put_topic(m, "orders", 1))
     for manifest in (ROOT / "examples/04-rocketmq").glob("*.yaml"):
         text = manifest.read_text("utf-8").replace(
@@ -65,10 +69,10 @@ def page(shop: Shop, rocketmq: RocketMQ, tmp_path: Path) -> str:
         )
         text = text.replace("rocketmq-namesrv.rocketmq.svc:9876", rocketmq.name_server)
         (tmp_path / manifest.name).write_text(text, "utf-8")
-    [block] = commands(ROCKETMQ, "Apply a policy")
+    _, block = commands(ROCKETMQ, "Apply a policy")
     script = block.text.replace("-n shop ", f"-n {shop.namespace} ")
     script = script.replace("examples/04-rocketmq", str(tmp_path))
-    environment = {"PATH": f"{builds.kubernetes()}:{os.environ['PATH']}", "SECRET_KEY": secret}
+    environment = {"PATH": f"{builds.kubernetes()}:{os.environ['PATH']}"}
     environment["KUBECONFIG"] = str(shop.cluster.kubeconfig)
     return subprocess.run(
         ["/bin/sh", "-euc", script], env=environment, check=True, text=True, stdout=subprocess.PIPE
