@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from redrive.admin.policies import LIMITS, NUMBERS, QUOTA_MAP, Limits
@@ -138,6 +139,10 @@ class TopicPermissions(Mapping[str, Mapping[str, frozenset[str]]]):
         return len(self._written)
 
 
+_PER_ROLE = 28
+"""Bytes of the actions of one role in the record of a namespace."""
+
+
 @dataclass(frozen=True)
 class NamespaceState:
     """Topics of a Pulsar namespace, grants on them, and policies of the namespace.
@@ -159,17 +164,25 @@ class NamespaceState:
         limits: those that it sets for its topics; otherwise the broker's apply.
     """
 
-    unpartitioned: frozenset[str]
-    partitioned: frozenset[str]
-    permissions: Mapping[str, Mapping[str, frozenset[str]]]
-    subscription_expiry_minutes: int
-    backlog_quotas: Mapping[str, Mapping[str, Any]]
-    delayed_delivery: Mapping[str, Any] | None
+    unpartitioned: frozenset[str] = frozenset()
+    partitioned: frozenset[str] = frozenset()
+    permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    subscription_expiry_minutes: int = 0
+    backlog_quotas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    delayed_delivery: Mapping[str, Any] | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
     subscription_types: frozenset[str] = frozenset()
     requires_encryption: bool = False
     limits: Limits = field(default_factory=dict)
+
+    @cached_property
+    def size_of_grants(self) -> int:
+        """Return the bytes of its grants in the broker's record; computed once for each read."""
+        names = [[topic, *roles] for topic, roles in self.permissions.items()]
+        # The record is JSON: a character of a name takes up to four bytes.
+        text = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
+        return len(text.encode(errors="replace")) + _PER_ROLE * sum(len(n) - 1 for n in names)
 
     def exists(self, topic: TopicName) -> bool:
         """Return True if a topic exists, partitioned or not."""

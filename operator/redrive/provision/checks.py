@@ -8,7 +8,7 @@ conditions of the policy show, or None.
 from __future__ import annotations
 
 import functools
-import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -495,8 +495,6 @@ MAX_RECORD = 2**19
 The broker stores them in one record, which each client of the namespace reads. Its metadata store
 limits a record to 1 MiB by default.
 """
-_PER_ROLE = 28
-"""Bytes of the actions of one role in the record."""
 
 
 def source_has_too_many_partitions(evidence: Evidence) -> RedriveError | None:
@@ -514,19 +512,15 @@ def rights_exceed_record(evidence: Evidence) -> RedriveError | None:
 
     Existing grants are kept, and can be revoked.
     """
-    held = evidence.observed.permissions
-    missing = [
-        grant
-        for grant in evidence.desired.grants
-        if not grant.actions <= held.get(str(grant.topic), {}).get(grant.role, frozenset())
-    ]
+    namespace = evidence.observed.namespace
+    missing: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
+    for grant in evidence.desired.grants:
+        topic, role = str(grant.topic), grant.role
+        if not grant.actions <= namespace.permissions.get(topic, {}).get(role, frozenset()):
+            missing[topic][role] = grant.actions
     if not missing:
         return None
-    names = [[topic, *roles] for topic, roles in held.items()]
-    names += [[str(grant.topic), grant.role] for grant in missing]
-    # The record is JSON: a character of a name takes up to four bytes.
-    text = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
-    size = len(text.encode(errors="replace")) + _PER_ROLE * sum(len(name) - 1 for name in names)
+    size = namespace.size_of_grants + NamespaceState(permissions=missing).size_of_grants
     if size <= MAX_RECORD:
         return None
     return Reason.LIMIT_EXCEEDED.error(

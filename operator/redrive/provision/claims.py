@@ -45,7 +45,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION, prior_claim, too_many_policies
-from redrive.provision.outcome import overrides
+from redrive.provision.outcome import Overrides, overrides
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Priority, Request, is_proven, proof_of
 
@@ -102,10 +102,13 @@ class _Judged(NamedTuple):
 
     policy: Body
     connection: Body | None
+    override: Overrides
     request: Request | None
 
-    def is_of(self, policy: Body, connection: Body | None) -> bool:
+    def is_of(self, policy: Body, connection: Body | None, override: Overrides) -> bool:
         """Return True if later versions of the objects have the same request."""
+        if self.override != override:
+            return False
         if self.policy is policy and self.connection is connection:
             return True
         return not (
@@ -195,8 +198,8 @@ class Conflicts:
     def admissible(self, key: Key, ctx: Context) -> Request | None:
         """Return the request of a policy; resolve it again only if a change may affect it.
 
-        The status of a policy changes often, and each reconcile of the first of thousands of rivals
-        reads all of them.
+        The status of a policy changes often, each reconcile of the first of thousands of rivals
+        reads all of them, and all policies are compared with their broker every minute.
 
         Returns:
             None if the policy does not exist or is inadmissible, as its own status shows.
@@ -205,9 +208,9 @@ class Conflicts:
         if body is None:
             return None
         connection = ctx.connections.get(connection_of(body))
-        judged = self._judged.get(key)
-        if judged is None or not judged.is_of(body, connection):
-            judged = _Judged(body, connection, _admitted(body, ctx))
+        judged, override = self._judged.get(key), overrides(body, ctx.clock())
+        if judged is None or not judged.is_of(body, connection, override):
+            judged = _Judged(body, connection, override, _admitted(body, ctx))
         # With the last versions: to compare the same ones again takes no time.
         self._judged[key] = judged._replace(policy=body, connection=connection)
         return judged.request
@@ -350,6 +353,15 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
         RedriveError: the connection does not allow it, or a rival has priority.
     """
     ADMISSION.check(request)
+    return precede(request, ctx, conflicts)
+
+
+def precede(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
+    """Check that *request*, which is admissible, has priority; return its admissible rivals.
+
+    Raises:
+        RedriveError: a rival has priority, or the namespace has too many policies.
+    """
     check_number(request, ctx)
     rivals = []
     for key in conflicts.oldest_first(request.key):

@@ -409,11 +409,8 @@ class Observed:
     Attributes:
         source_properties: None if they were not read.
         source_schema: None if messages are plain bytes.
-        enforces_schemas: see `NamespaceState`, likewise *subscription_types* and
-            *requires_encryption*.
         topics: existing topics of the policy by their role.
-        permissions: topic → role → actions, for all topics of the Pulsar namespace.
-        replicated_to: clusters that a new topic of the namespace is replicated to.
+        namespace: the Pulsar namespace of its topics.
         inherited: topic policies that a new topic gets from the namespace, by their read name.
             Policies of the broker's configuration are missing.
         config_map: any ConfigMap with the name of the policy's.
@@ -423,12 +420,8 @@ class Observed:
     source_partitions: int = 0
     source_schema: Schema | None = None
     topics: Mapping[TopicRole, TopicState] = field(default_factory=dict)
-    permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    namespace: NamespaceState = field(default_factory=NamespaceState)
     inherited: Mapping[str, Any] = field(default_factory=dict)
     config_map: Body | None = None
-    replicated_to: frozenset[str] = frozenset()
-    enforces_schemas: bool = False
-    subscription_types: frozenset[str] = frozenset()
-    requires_encryption: bool = False
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None

@@ -163,7 +163,7 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
     for want, have in desired.pairs(observed):
         needed = {g.role: g.actions for g in desired.grants if g.topic == want.name}
         recorded = {} if have is None else _inherited(have, needed, desired.owner)
-        may = observed.permissions.get(str(want.name), {})
+        may = observed.namespace.permissions.get(str(want.name), {})
         rights = ownership.rights(want.name, needed, may, recorded)
         yield _Pair(want, have, desired.owner, rights, str(want.name) in desired.creating)
 
@@ -245,7 +245,7 @@ def _unused(desired: Desired, observed: Observed) -> Rights:
     record = OwnershipRecord.of({} if have is None else have.properties or {})
     if topic is None or not record.is_of(desired.owner):
         return Rights((), {}, {})
-    may = observed.permissions.get(str(topic), {})
+    may = observed.namespace.permissions.get(str(topic), {})
     named = {grant.role: grant.actions for grant in desired.tolerated}
     kept = {
         role: actions & named.get(role, NOTHING) & may.get(role, NOTHING)

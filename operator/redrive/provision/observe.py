@@ -80,12 +80,8 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
         source_schema=schema,
         topics={role: state for role, state in states if state is not None},
         unused=await _unused(desired.unused, namespace, admin),
-        permissions=namespace.permissions,
+        namespace=namespace,
         inherited=inherited_policies(namespace),
-        replicated_to=namespace.replicated_to,
-        enforces_schemas=namespace.enforces_schemas,
-        subscription_types=namespace.subscription_types,
-        requires_encryption=namespace.requires_encryption,
     )
 
 
@@ -125,9 +121,8 @@ def in_namespace(want: Desired, namespace: NamespaceState, config_map: Body | No
     return Observed(
         source_partitions=max(namespace.partitions(source), str(source) in namespace.partitioned),
         topics={role: state for role, state in states if state is not None},
-        permissions=namespace.permissions,
+        namespace=namespace,
         inherited=inherited_policies(namespace),
-        replicated_to=namespace.replicated_to,
         config_map=config_map,
     )
 

@@ -48,7 +48,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import checks, observe
-from redrive.provision.claims import Conflicts, admit, resolve
+from redrive.provision.claims import Conflicts, precede, resolve
 from redrive.provision.desired import Desired, Observed, TopicState, desired
 from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.request import Request
@@ -342,7 +342,7 @@ class NamespaceFacts:
         namespaces: dict[str, list[tuple[Request, Body]]] = defaultdict(list)
         for body in bodies:
             await asyncio.sleep(0)  # let other tasks run: a thousand policies take a while
-            request = self._unrefused(body)
+            request = self._unrefused(Key.of(body))
             if request is None:
                 drifted.append(Key.of(body))
             elif not request.only_observes:
@@ -355,7 +355,7 @@ class NamespaceFacts:
 
     def lacks_config_map(self, body: Body) -> bool:
         """Return True if a settled policy must be reconciled for its ConfigMap."""
-        request = self._unrefused(body)
+        request = self._unrefused(Key.of(body))
         if request is None:
             return True
         if request.only_observes:
@@ -363,11 +363,12 @@ class NamespaceFacts:
         wanted = self._desired(request, body).config_map
         return any(config_map_actions(wanted, self.ctx.config_maps.get(Key.of(wanted))))
 
-    def _unrefused(self, body: Body) -> Request | None:
-        """Return the request of a policy; None if it is not admissible."""
+    def _unrefused(self, key: Key) -> Request | None:
+        """Return the request of a policy; None if it is inadmissible, or a rival has priority."""
+        request = self.conflicts.admissible(key, self.ctx)
         try:
-            request = resolve(body, self.ctx)
-            admit(request, self.ctx, self.conflicts)
+            if request is not None:
+                precede(request, self.ctx, self.conflicts)
         except RedriveError:
             return None
         return request

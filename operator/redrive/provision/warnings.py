@@ -118,7 +118,7 @@ def _policies_of_retry(evidence: Evidence) -> Mapping[str, Any]:
 def topics_are_replicated(evidence: Evidence) -> StatusWarning | None:
     """Find replicated topics of the policy: each cluster would process the same retries."""
     topics = {
-        want.name: evidence.observed.replicated_to if have is None else have.replicated_to
+        want.name: evidence.observed.namespace.replicated_to if have is None else have.replicated_to
         for want, have in evidence.desired.pairs(evidence.observed)
         if not want.role.holds_records  # consumers process no records
     }
@@ -177,7 +177,7 @@ def schema_is_unsupported(evidence: Evidence) -> StatusWarning | None:
         return None
     if schema.type == _KEY_VALUE:
         remedy = "consume it with Java"
-    elif evidence.observed.enforces_schemas:
+    elif evidence.observed.namespace.enforces_schemas:
         remedy = "consume it with Java, or do not enforce schemas (schemaValidationEnforced)"
     else:
         return None
@@ -191,7 +191,7 @@ def schema_is_unsupported(evidence: Evidence) -> StatusWarning | None:
 
 def subscription_type_is_not_allowed(evidence: Evidence) -> StatusWarning | None:
     """Find a namespace that refuses the subscription type of the policy's consumers."""
-    policy, allowed = evidence.request.policy, evidence.observed.subscription_types
+    policy, allowed = evidence.request.policy, evidence.observed.namespace.subscription_types
     types = policy.subscription_types
     refused = [
         f"{kind} on {topic.local}" for topic, kind in types.items() if kind.of_broker not in allowed
@@ -212,7 +212,7 @@ def subscription_type_is_not_allowed(evidence: Evidence) -> StatusWarning | None
 def encryption_is_required(evidence: Evidence) -> StatusWarning | None:
     """Find a namespace that refuses messages of Replays, and of consumers without a key."""
     policy = evidence.request.policy
-    if not evidence.observed.requires_encryption:
+    if not evidence.observed.namespace.requires_encryption:
         return None
     return StatusWarning(
         Reason.ENCRYPTION_REQUIRED,

@@ -17,7 +17,7 @@ from tests.benchmarks.provision.in_process import alone, settled
 from tests.benchmarks.provision.virtual import VirtualHttp, idle_operator
 from tests.support.fake_admin import Topic
 
-SAMPLE = 20
+SAMPLE = 100
 """Policies that drift in each way."""
 IDLE_SECONDS = 900
 PATIENCE_SECONDS = 15_000
@@ -104,10 +104,7 @@ def _harm(http: VirtualHttp, policy: int, harm: Harm) -> Callable[[], bool]:
     within = http.brokers[urls[policy % len(urls)]].namespaces[namespace(own)]
     local = f"orders-{own}-fulfilment-RETRY"
     topic, grants = within.topics[local], within.grants[f"persistent://{namespace(own)}/{local}"]
-    before = _state(topic, grants)
+    state = (topic.parts, topic.policies, grants)
+    before = copy.deepcopy(state)
     harm(topic, grants)
-    return lambda: _state(topic, grants) == before
-
-
-def _state(topic: Topic, grants: Grants) -> object:
-    return copy.deepcopy((topic.parts, topic.policies, grants))
+    return lambda: state == before

@@ -273,7 +273,7 @@ def test_rights_that_fill_the_record_of_a_namespace_are_refused(
     granted = {role.format(n): frozenset({"produce"}) for n in range(roles)}
     evidence = buildable(body, request, source=0, retry=None)
     held = {f"{SOURCE}-{topic.format(n)}-RETRY": dict(granted) for n in range(topics)}
-    full = dataclasses.replace(evidence.observed, permissions=held)
+    full = dataclasses.replace(evidence.observed, namespace=NamespaceState(permissions=held))
     violation = rights_exceed_record(dataclasses.replace(evidence, observed=full))
     assert violation is not None
     assert violation.reason == "LimitExceeded"
@@ -281,8 +281,30 @@ def test_rights_that_fill_the_record_of_a_namespace_are_refused(
 
     for grant in evidence.desired.grants:
         held.setdefault(str(grant.topic), {})[grant.role] = grant.actions
-    has_all = dataclasses.replace(full, permissions=held)
+    has_all = dataclasses.replace(full, namespace=NamespaceState(permissions=held))
     assert rights_exceed_record(dataclasses.replace(evidence, observed=has_all)) is None
+
+
+class CountedGrants(dict[str, Any]):
+    """Grants of a namespace that count how often all of them are read."""
+
+    reads = 0
+
+    def items(self) -> Any:  # noqa: ANN401  not exported
+        self.reads += 1
+        return super().items()
+
+
+def test_policies_of_one_read_count_its_grants_once(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    """Each of a thousand new policies once counted the grants of all the others."""
+    body, grants = policy(), CountedGrants({f"{SOURCE}-old-RETRY": {"old": frozenset({"consume"})}})
+    evidence = buildable(body, requested(body), source=0, retry=None)
+    observed = dataclasses.replace(evidence.observed, namespace=NamespaceState(permissions=grants))
+    for _ in range(10):
+        assert rights_exceed_record(dataclasses.replace(evidence, observed=observed)) is None
+    assert grants.reads == 1
 
 
 @pytest.mark.parametrize("role", [TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.LEDGER])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.admin.model import Grant, RightsChange, Schema, TopicSubscriptions
+from redrive.admin.model import Grant, NamespaceState, RightsChange, Schema, TopicSubscriptions
 from redrive.admin.policies import (
     Deduplicates,
     Holds,
@@ -150,7 +150,7 @@ observed = st.builds(
     source_partitions=st.integers(0, 4),
     source_schema=st.sampled_from([None, SCHEMA, Schema("STRING", "", {})]),
     topics=st.builds(existing, retry=states, dead_letter=states),
-    permissions=permissions,
+    namespace=st.builds(NamespaceState, permissions=permissions),
     inherited=of_namespace,
     config_map=config_maps,
 )
@@ -175,7 +175,7 @@ def done(  # noqa: C901 - a case for each action
         DEAD_LETTER: before.topics.get(TopicRole.DEAD_LETTER),
     }
     granted: dict[str, dict[str, frozenset[str]]] = {
-        topic: dict(by_role) for topic, by_role in before.permissions.items()
+        topic: dict(by_role) for topic, by_role in before.namespace.permissions.items()
     }
     config_map = before.config_map
     for action in planned:
@@ -231,7 +231,7 @@ def done(  # noqa: C901 - a case for each action
     return dataclasses.replace(
         before,
         topics=existing(topics[RETRY], topics[DEAD_LETTER]),
-        permissions=granted,
+        namespace=NamespaceState(permissions=granted),
         config_map=config_map,
     )
 
@@ -336,7 +336,9 @@ def test_config_map_without_its_labels_is_patched(labels: Body) -> None:
 
 @given(wanted, observed)
 def test_only_recorded_rights_are_revoked(desired: Desired, before: Observed) -> None:
-    lost = flat(before.permissions) - flat(done(diff(desired, before), before).permissions)
+    lost = flat(before.namespace.permissions) - flat(
+        done(diff(desired, before), before).namespace.permissions
+    )
     ours = {
         (str(topic.name), role, action)
         for topic, state in desired.pairs(before)
@@ -355,7 +357,7 @@ def test_grants_taken_back_restore_original_rights(
     state = fresh
     for desired in (first, second, dataclasses.replace(first, grants=())):
         state = done(diff(desired, state), state)
-    assert flat(state.permissions) == flat(fresh.permissions)
+    assert flat(state.namespace.permissions) == flat(fresh.namespace.permissions)
 
 
 @given(wanted, observed)
@@ -388,7 +390,7 @@ def test_crash_between_actions_restores_original_rights(
         planned = diff(wish, state)
         state = done(planned[: data.draw(st.integers(0, len(planned)))], state)
         state = done(diff(wish, state), state)
-    assert flat(state.permissions) == flat(fresh.permissions)
+    assert flat(state.namespace.permissions) == flat(fresh.namespace.permissions)
 
 
 @given(wanted, observed)
@@ -452,7 +454,7 @@ def test_only_needed_rights_are_added(desired: Desired, before: Observed) -> Non
         for grant in desired.grants
         for action in grant.actions
     }
-    assert flat(after.permissions) - flat(before.permissions) <= needed
+    assert flat(after.namespace.permissions) - flat(before.namespace.permissions) <= needed
 
 
 @given(wanted, observed)

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from redrive.api import Body
 from redrive.kube.cache import Cache
 from redrive.kube.connections import broker_in
 from redrive.kube.context import Context, wall_clock
-from redrive.kube.resources import Key
+from redrive.kube.resources import IGNORE_OUTAGES_UNTIL, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import poller
 from redrive.provision.claims import Conflicts, resolve
@@ -577,6 +578,27 @@ async def test_observing_policy_never_drifts(
     facts.ctx.policies.put(policy("observes", **observes))
     assert await drifted_of(facts) == set()
     assert len(broker.calls) == 9
+
+
+async def test_expired_override_is_drift(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No watch reports the moment, and the request of an unchanged policy is kept."""
+    facts, _ = thirty_policies
+    body = facts.ctx.policies.get(Key("shop", "orders-4"))
+    assert body is not None
+    end = wall_clock() + timedelta(hours=1)
+    annotations = {IGNORE_OUTAGES_UNTIL: end.isoformat()}
+    ignoring = {**body["metadata"], "annotations": annotations, "resourceVersion": "2"}
+    facts.ctx.policies.put({**body, "metadata": ignoring})
+    assert await drifted_of(facts) == {"orders-4"}
+    ignores = desired(resolve({**body, "metadata": ignoring}, facts.ctx), body, "here").config_map
+    facts.ctx.config_maps.put(
+        {**ignores, "metadata": {**ignores["metadata"], **NEW, "resourceVersion": "2"}}
+    )
+    assert await drifted_of(facts) == set()
+    monkeypatch.setattr(facts.ctx, "clock", lambda: end)
+    assert await drifted_of(facts) == {"orders-4"}
 
 
 async def test_deleted_namespace_drifts_all_its_policies(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.errors import AdminConflictError
-from redrive.admin.model import Schema, TopicSubscriptions
+from redrive.admin.model import NamespaceState, Schema, TopicSubscriptions
 from redrive.api.conditions import StatusWarning
 from redrive.provision.actions import CopySchema, Refused
 from redrive.provision.checks import Evidence
@@ -73,7 +73,9 @@ def test_replicated_topics_are_warned_about(
         for clusters in (retry, dead_letter)
     )
     topics = {TopicRole.RETRY: waits, TopicRole.DEAD_LETTER: rests}
-    observed = Observed(2, topics=topics, replicated_to=frozenset({"here", "there"}))
+    observed = Observed(
+        2, topics=topics, namespace=NamespaceState(replicated_to=frozenset({"here", "there"}))
+    )
     wanted = desired(requested(body), body, "here", KEEPS_TICKS)
     seen = warnings(Evidence(body, wanted, observed, requested(body)))
     assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)
@@ -125,7 +127,9 @@ def test_schema_unsupported_by_python_is_warned_about(
     policy: MakeBody, requested: MakeRequest, *, kind: str, enforced: bool, remedy: str | None
 ) -> None:
     body = policy()
-    observed = Observed(2, Schema(kind, "", {}), enforces_schemas=enforced)
+    observed = Observed(
+        2, Schema(kind, "", {}), namespace=NamespaceState(enforces_schemas=enforced)
+    )
     request = requested(body)
     wanted = desired(request, body, "here", KEEPS_TICKS)
     seen = warnings(Evidence(body, wanted, observed, request))
@@ -150,7 +154,10 @@ def test_refused_subscription_type_is_warned_about(
     policy: MakeBody, requested: MakeRequest, kind: str, allowed: list[str], refused: str | None
 ) -> None:
     body = policy(subscriptionType=kind)
-    request, observed = requested(body), Observed(2, subscription_types=frozenset(allowed))
+    request, observed = (
+        requested(body),
+        Observed(2, namespace=NamespaceState(subscription_types=frozenset(allowed))),
+    )
     wanted = desired(request, body, "here", KEEPS_TICKS)
     seen = warnings(Evidence(body, wanted, observed, request))
     assert [caution.reason for caution in seen] == (
@@ -166,7 +173,10 @@ def test_required_encryption_is_warned_about(
     policy: MakeBody, requested: MakeRequest, *, required: bool
 ) -> None:
     body = policy()
-    request, observed = requested(body), Observed(2, requires_encryption=required)
+    request, observed = (
+        requested(body),
+        Observed(2, namespace=NamespaceState(requires_encryption=required)),
+    )
     wanted = desired(request, body, "here", KEEPS_TICKS)
     seen = warnings(Evidence(body, wanted, observed, request))
     assert [caution.reason for caution in seen] == ["EncryptionRequired"] * required
