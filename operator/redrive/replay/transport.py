@@ -315,7 +315,8 @@ class Pace:
         if rate is None or self._due is None:
             return 0.0
         # An increased rate shortens a wait that was computed with the previous one.
-        return max(0.0, min(self._due - now, 1 / rate))
+        self._due = min(self._due, now + 1 / rate)
+        return max(0.0, self._due - now)
 
     def sent(self, now: float, rate: float | None) -> None:
         """Record that a message was sent."""

@@ -12,9 +12,9 @@ import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
-from redrive.api.conditions import reason
+from redrive.api.conditions import find, reason
 from redrive.errors import Requeue
-from redrive.kube.resources import Key
+from redrive.kube.resources import PAUSE, Key
 from tests.support.rocketmq_policy import RocketMQPolicy
 
 KEY = Key("shop", "orders")
@@ -126,6 +126,21 @@ async def test_observing_policy_writes_nothing() -> None:
     await shop.reconcile()
     assert shop.cluster.writes == 0
     assert len(shop.body["status"]["plannedChanges"]) == 6
+
+
+async def test_drift_of_a_paused_group_is_repaired_after_it() -> None:
+    shop = Shop()
+    await shop.reconcile()
+    policy, writes = shop.ctx.rocketmq_policies.get(KEY), shop.cluster.writes
+    policy["metadata"]["annotations"] = {PAUSE: "true"}
+    del shop.cluster.topics["a", DEAD]
+    await shop.reconcile()
+    assert shop.cluster.writes == writes
+    assert find(shop.body, "Paused") is not None
+    shop.ctx.rocketmq_policies.get(KEY)["metadata"]["annotations"] = {}
+    await shop.reconcile()
+    assert ("a", DEAD) in shop.cluster.topics
+    assert find(shop.body, "Paused") is None
 
 
 @pytest.mark.parametrize("messages", [0, 7])

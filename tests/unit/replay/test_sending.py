@@ -388,3 +388,4 @@ def test_pace_follows_a_raised_rate_at_once() -> None:
     pace = Pace()
     pace.sent(0, 0.001)
     assert pace.due_in(0, 100.0) == 0.01
+    assert pace.due_in(0.01, 100.0) == 0

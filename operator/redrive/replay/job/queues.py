@@ -86,6 +86,7 @@ from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
 from redrive.replay.spec import Chooser, QueueReplayJob
+from redrive.replay.transport import Pace
 
 BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
@@ -188,7 +189,8 @@ class QueueRun:
         self._reported = before.counts.moved or 0 if self._was_planned else None  # until a search
         self._ledgers: dict[Master, QueueLedger] = {}
         self._shares: dict[Master, Share] = {}
-        self._confirmed = self._next_send = self._scan_due = -math.inf
+        self._confirmed = self._scan_due = -math.inf
+        self._pace = Pace()
         self._not_accepted = Counter[Master]()
         self._needs_search = False  # True while copies may be stored that are not known
 
@@ -466,7 +468,7 @@ class QueueRun:
         place = message.offset if key is None else zlib.crc32(key.encode())
         began = time.monotonic()
         while True:
-            self._pace()
+            self._await_turn()
             try:
                 self._cluster.send(
                     targets[place % len(targets)],
@@ -508,7 +510,7 @@ class QueueRun:
         carried[envelope.REPLAY_PROOF] = proof
         return carried | ({"RETRY_TOPIC": job.retry_of} if job.retry_of else {})
 
-    def _pace(self) -> None:
+    def _await_turn(self) -> None:
         """Wait until one message may be sent.
 
         Raises:
@@ -517,10 +519,10 @@ class QueueRun:
         while True:
             self._confirm()
             rate, now = self._progress.rate_limit(self._job), time.monotonic()
-            if rate is None or self._next_send <= now:
-                self._next_send = now + 1 / (rate or math.inf)
+            if not (seconds := self._pace.due_in(now, rate)):
+                self._pace.sent(now, rate)
                 return
-            time.sleep(min(self._next_send - now, REPORT_SECONDS))
+            time.sleep(min(seconds, REPORT_SECONDS))
 
     def _confirm(self) -> None:
         """Report every `REPORT_SECONDS`, and wait while the run is suspended.

@@ -53,6 +53,7 @@ class Reporter:
         self.account = Account()
         self.shown: RunPreview | None = None
         self.awaits_admission = False
+        self.rates: list[float | None] = [None]
 
     def report(self, account: Account, *, pause: object = None) -> DesiredState:  # noqa: ARG002
         self.account = account
@@ -62,7 +63,7 @@ class Reporter:
         return state
 
     def rate_limit(self, _: object) -> float | None:
-        return None
+        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
 
     def report_scan(self, _: object) -> None:
         """Report nothing."""
@@ -337,6 +338,25 @@ def test_stopped_driver_sends_nothing_after_a_later_one(cluster: FakeCluster) ->
         move(job(), DesiredState.RUN, DesiredState.RUN, later)
     assert len(ids(cluster)) == 2
     assert move(job(), was_planned=True).moved == 5
+    assert ids(cluster) == ALL
+
+
+def test_increased_rate_ends_a_long_wait(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first messages have an hour between them, until the author of the Replay is impatient."""
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        assert len(sleeps) < 20
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    reporter: Any = Reporter()
+    reporter.rates = [1 / 3_600] * 3 + [1e9]
+    credentials: Any = SimpleNamespace(access=lambda: None)
+    with QueueCluster(SOURCE, credentials) as connected:
+        queues.QueueRun(job(), connected, reporter, KEY, ReplayRun()).run(bool)
     assert ids(cluster) == ALL
 
 
