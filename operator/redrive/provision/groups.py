@@ -226,12 +226,12 @@ class GroupClaims:
             ContestedError: a policy with priority claims the group.
         """
         own, rank = Key.of(body), _rank(body)
+        rivals = [Key.of(other) for other in self.holders(body)]
         # New ones of other connections count once they are provisioned.
-        rivals = {key for _, key in self._open.first(_queue_of(body), 1)}
-        rivals |= {Key.of(other) for other in self.holders(body)}
-        for key in rivals - {own}:
+        rivals += [key for _, key in self._open.first(_queue_of(body), 1)]
+        for key in rivals:
             other = self._ctx.rocketmq_policies.get(key)
-            if other is not None and _rank(other) < rank:
+            if key != own and other is not None and _rank(other) < rank:
                 raise contested_group(_group_of(body), key, own.namespace)
 
     def holders(self, body: Body) -> tuple[Body, ...]:
@@ -245,7 +245,8 @@ class GroupClaims:
         was, now = _priority_of(before), _priority_of(after)
         if (was in _HELD) is not (now in _HELD):
             return self.holders(body) if now in _HELD else self._blocked.get(_group_of(body))
-        is_withdrawn = was is Priority.OPEN and now is Priority.INACTIVE
+        was_first = was is Priority.OPEN and _blocked_group(before or {}) is None
+        is_withdrawn = was_first and now is Priority.INACTIVE
         return self._blocked.get(_group_of(body)) if is_withdrawn else ()
 
     def broker_of(self, body: Body) -> str:

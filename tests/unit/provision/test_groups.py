@@ -97,6 +97,18 @@ def test_older_policy_of_the_namespace_has_priority() -> None:
         index.admit(NEW)
 
 
+def test_oldest_blocked_policy_succeeds_the_holder() -> None:
+    """All of them are enqueued when the policy that blocked them is gone."""
+    stalled = {"type": "Stalled", "status": "True", "reason": "ResourceConflict"}
+    status: dict[str, Any] = {"blockedBy": "shop/gone", "conditions": [stalled]}
+    old, young = (policy(Key("shop", f"of-{age}"), age=age, **status) for age in (5, 1))
+    index = claims(old, young)
+    index.admit(old)
+    with pytest.raises(ContestedError, match="RocketMQRetryPolicy shop/of-5"):
+        index.admit(young)
+    assert not index.affected(old, None)
+
+
 def test_connections_of_one_owner_share_a_cluster() -> None:
     second = Key("platform", "second")
     rival = held(Key("other", "x"))
