@@ -85,7 +85,6 @@ def spark_session(job: RunJob) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     spark.dataSource.register(DeadLetterSource)
-    spark.dataSource.register(QueueSource)
     try:
         yield spark
     finally:
@@ -184,13 +183,8 @@ def scan_queues(
     while waiting:
         size = GROUPS * _slots(spark)
         wave, waiting = waiting[:size], waiting[size:]
-        source = spark.read.format(QueueSource.name()).schema(rows.ddl(columns))
-        written = [
-            (*part.master, part.topic, part.number, part.offsets.start, part.offsets.stop)
-            for part in wave
-        ]
-        source = source.option("source", json.dumps(asdict(job.source)))
-        messages = source.option("parts", json.dumps(written)).load()
+        source = spark.read.format(DeadLetterSource.name()).schema(rows.ddl(columns))
+        messages = source.option("parts", encode_parts(job.source, wave)).load()
         if job.where is None:
             every = sql.lit(True)  # noqa: FBT003
             judged = messages.withColumns({"selected": every, "evaluated": every})
@@ -332,11 +326,24 @@ class ScanPartition(InputPartition):
             yield from itertools.chain.from_iterable(messages)
 
 
+@dataclass
+class QueuePartition(InputPartition):
+    """Spark partition of a part of a RocketMQ queue."""
+
+    source: RocketMQMessages
+    part: MessageQueue
+
+    def messages(self) -> Iterator[rows.DeadLetterRow]:
+        """Yield the messages of the part."""
+        return read_part(self.source, self.part)
+
+
 class DeadLetterReader(DataSourceReader):
     """Reads parts of a topic.
 
     Args:
-        options: options of the data source; `scans` is the text of `encode_scans`.
+        options: options of the data source; `scans` is the text of `encode_scans`, or `parts` that
+            of `encode_parts`.
         columns: columns of `rows` that are passed to the JVM.
     """
 
@@ -344,7 +351,9 @@ class DeadLetterReader(DataSourceReader):
         self._options, self._columns = options, columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each group of scans."""
+        """Return one partition for each group of scans, or each part of a queue."""
+        if parts := self._options.get("parts"):
+            return decode_parts(parts)
         return [ScanPartition(scans) for scans in decode_scans(self._options["scans"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -374,43 +383,6 @@ class DeadLetterSource(DataSource):
     def reader(self, schema: StructType) -> DeadLetterReader:
         """Return the reader of a batch query."""
         return DeadLetterReader(self.options, schema.fieldNames())
-
-
-@dataclass
-class QueuePartition(InputPartition):
-    """Spark partition of a part of a RocketMQ queue."""
-
-    source: RocketMQMessages
-    part: MessageQueue
-
-    def messages(self) -> Iterator[rows.DeadLetterRow]:
-        """Yield the messages of the part."""
-        return read_part(self.source, self.part)
-
-
-class QueueReader(DeadLetterReader):
-    """Reads parts of RocketMQ queues, whose options `scan_queues` writes."""
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each part."""
-        source = RocketMQMessages(**json.loads(self._options["source"]))
-        return [
-            QueuePartition(source, MessageQueue(Master(name, address), topic, queue, range(*ends)))
-            for name, address, topic, queue, *ends in json.loads(self._options["parts"])
-        ]
-
-
-class QueueSource(DeadLetterSource):
-    """Data source of dead letters of RocketMQ, see `QueueReader`."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for `format(…)`."""
-        return "redrive-queues"
-
-    def reader(self, schema: StructType) -> QueueReader:
-        """Return the reader of a batch query."""
-        return QueueReader(self.options, schema.fieldNames())
 
 
 def encode_scans(groups: Sequence[Sequence[Scan]]) -> str:
@@ -449,3 +421,20 @@ def _read_scan(document: Mapping[str, Any]) -> Scan:
         bitmap.decode(document["moved"]),
         document["ahead"],
     )
+
+
+def encode_parts(source: RocketMQMessages, parts: Sequence[MessageQueue]) -> str:
+    """Return parts of RocketMQ queues as the text of an option."""
+    ranges = [(part.offsets.start, part.offsets.stop) for part in parts]
+    written = [(*p.master, p.topic, p.number, *ends) for p, ends in zip(parts, ranges, strict=True)]
+    return json.dumps([asdict(source), written])
+
+
+def decode_parts(text: str) -> list[QueuePartition]:
+    """Parse the text of `encode_parts`."""
+    source, parts = json.loads(text)
+    messages = RocketMQMessages(**source)
+    return [
+        QueuePartition(messages, MessageQueue(Master(name, address), topic, queue, range(*ends)))
+        for name, address, topic, queue, *ends in parts
+    ]
