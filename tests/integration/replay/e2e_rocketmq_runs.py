@@ -428,6 +428,36 @@ async def test_run_continues_after_a_restart_of_a_master(
     pytest.fail("the broker is not registered again")
 
 
+async def test_records_that_a_raw_client_repeats_hide_nothing(shop: Shop) -> None:
+    """It stores records and copies again, also those of the other master, and other messages."""
+    job = shop.replay("raw", rateLimit=SLOWLY)
+    with shop.driver(job) as first:
+        await has_moved(shop, "raw", first)
+        first.kill()
+        first.wait()
+    repeated = 0
+    masters = await shop.session.masters()
+    for master, other in zip(masters, reversed(masters), strict=True):
+        for topic in (shop.ledger, shop.source):
+            content, _ = await shop.session.pull(master, topic, 0, 0, shop.group, 3)
+            for message in parse_stored(content):
+                kept = {k: v for k, v in (message.properties or {}).items() if "OFFSET" not in k}
+                properties = "".join(f"{name}\x01{value}\x02" for name, value in kept.items())
+                repeated += topic == shop.source
+                for place in {master} if topic == shop.source else {master, other}:
+                    await shop.session.send(place, topic, 0, message.content, properties)
+        await shop.session.send(master, shop.ledger, 0, b"no record", "KEYS\x01raw\x02")
+    assert repeated
+    shop.patch("raw", rateLimit=None)
+    with shop.driver(job) as second:
+        counts = [*WHOLE[:5], repeated]
+        assert await asyncio.to_thread(shop.ends, "raw", second) == counts
+    copies = await shop.copies()
+    assert (copies.keys(), copies.total()) == (ONCE.keys(), DEAD_LETTERS + repeated)
+    with shop.driver(shop.replay("next")) as third:
+        assert await asyncio.to_thread(shop.ends, "next", third) == [0] * 6
+
+
 async def test_rights_that_end_meanwhile_fail_the_run_with_an_account(shop: Shop) -> None:
     """The next driver of the Replay continues when they are back."""
     job = shop.replay("revoked", rateLimit=SLOWLY)
