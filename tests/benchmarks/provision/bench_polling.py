@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import statistics
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-
-import pytest
 
 from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
@@ -20,7 +20,10 @@ from tests.support.fake_admin import Topic
 SAMPLE = 100
 """Policies that drift in each way."""
 IDLE_SECONDS = 900
-PATIENCE_SECONDS = 15_000
+WATCHED_SECONDS = 900
+"""Each of 1,000 policies of a broker is polled within it, and a tenth of 10,000."""
+CASES = ((10_000, 100), (10_000, 1), (1_000, 100), (1_000, 1))
+"""Numbers of policies and of brokers, the longest first."""
 
 Grants = dict[str, list[str]]
 """The actions of each role on one topic."""
@@ -46,13 +49,11 @@ LOSSES: Mapping[str, Harm] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("policies", "brokers"), [(1_000, 1), (1_000, 100), (10_000, 1), (10_000, 100)]
-)
-def test_idle_calls_and_delay_of_repairs(
-    policies: int, brokers: int, figures: list[Figure]
-) -> None:
-    figures += alone(partial(measured, policies, brokers))
+def test_idle_calls_and_delay_of_repairs(figures: list[Figure]) -> None:
+    """No figure is a time of this machine, so the cases run beside each other."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for of_case in threads.map(lambda case: alone(partial(measured, *case)), CASES):
+            figures += of_case
 
 
 async def measured(policies: int, brokers: int) -> list[Figure]:
@@ -71,30 +72,34 @@ async def measured(policies: int, brokers: int) -> list[Figure]:
         ]
         figures.append(Figure(name, "calls of an hour", calls.total() * hourly, "calls"))
         for loss, delays in (await _repaired(http, policies)).items():
-            mean, longest = statistics.mean(delays), max(delays)
+            seconds = [delay for delay in delays if delay is not None]
+            share = 100 * len(seconds) / len(delays)
             figures += [
-                Figure(name, f"until a lost {loss} is repaired, mean", mean, "s"),
-                Figure(name, f"until a lost {loss} is repaired, at most", longest, "s"),
+                Figure(name, f"lost {loss}, repaired within {WATCHED_SECONDS} s", share, "%"),
+                Figure(name, f"lost {loss}, mean delay of these", statistics.mean(seconds), "s"),
+                Figure(name, f"lost {loss}, longest delay of these", max(seconds), "s"),
             ]
     return figures
 
 
-async def _repaired(http: VirtualHttp, policies: int) -> dict[str, list[float]]:
-    """Harm retry topics; return the seconds until each is repaired, by the kind of loss."""
+async def _repaired(http: VirtualHttp, policies: int) -> dict[str, list[float | None]]:
+    """Harm retry topics; return the seconds until each is repaired, by the kind of loss.
+
+    None stands for one that is not repaired within `WATCHED_SECONDS`. A round of 10,000 policies of
+    a broker takes two and a half hours, of which each minute compares them all with their facts.
+    """
     harmed = {
         (loss, policy): _harm(http, policy, harm)
         for number, (loss, harm) in enumerate(LOSSES.items())
         for policy in range(number, policies, policies // SAMPLE + 1)
     }
-    loop, delays = asyncio.get_running_loop(), {loss: list[float]() for loss in LOSSES}
-    began = loop.time()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while harmed:
-            await asyncio.sleep(1)
-            for loss, policy in [at for at, is_whole in harmed.items() if is_whole()]:
-                del harmed[loss, policy]
-                delays[loss].append(loop.time() - began)
-    return delays
+    delays: dict[tuple[str, int], float | None] = dict.fromkeys(harmed)
+    for second in range(WATCHED_SECONDS):
+        await asyncio.sleep(1)
+        for at in [at for at, is_whole in harmed.items() if is_whole()]:
+            del harmed[at]
+            delays[at] = second + 1.0
+    return {loss: [delay for at, delay in delays.items() if at[0] == loss] for loss in LOSSES}
 
 
 def _harm(http: VirtualHttp, policy: int, harm: Harm) -> Callable[[], bool]:
