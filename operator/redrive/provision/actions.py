@@ -129,27 +129,39 @@ class Action(ABC):
 
 
 @dataclass(frozen=True)
-class CreateTopic(Action):
-    """Create a topic with properties; 0 partitions means a topic that is not partitioned."""
+class TopicAction(Action):
+    """One call to the broker about a topic, which changes something unless it fails."""
 
     topic: TopicName
+
+    @abstractmethod
+    async def call(self, broker: BrokerWrites) -> None:
+        """Make the call."""
+
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await self.call(on.broker)
+        return True
+
+
+@dataclass(frozen=True)
+class CreateTopic(TopicAction):
+    """Create a topic with properties; 0 partitions means a topic that is not partitioned."""
+
     partitions: int
     properties: Mapping[str, str]
 
     def __str__(self) -> str:
         return f"created {self.topic} with {self.partitions or 'no'} partitions"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        async with _naming_strays(self.topic, on.broker):
-            await on.broker.create_topic(self.topic, self.partitions, self.properties)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        async with _naming_strays(self.topic, broker):
+            await broker.create_topic(self.topic, self.partitions, self.properties)
 
 
 @dataclass(frozen=True)
-class Mark(Action):
+class Mark(TopicAction):
     """Set topic properties that record the owner and the additions of redrive."""
 
-    topic: TopicName
     properties: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -159,41 +171,36 @@ class Mark(Action):
             return f"recorded {self.properties[TOPIC_OWNER]} as owner of {self.topic}"
         return f"recorded on {self.topic.local} the additions of redrive"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        await on.broker.set_properties(self.topic, self.properties)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        await broker.set_properties(self.topic, self.properties)
 
 
 @dataclass(frozen=True)
-class AddPartitions(Action):
+class AddPartitions(TopicAction):
     """Add partitions to a partitioned topic."""
 
-    topic: TopicName
     partitions: int
 
     def __str__(self) -> str:
         return f"added partitions to {self.topic}: {self.partitions} in total"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        async with _naming_strays(self.topic, on.broker):
-            await on.broker.add_partitions(self.topic, self.partitions)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        async with _naming_strays(self.topic, broker):
+            await broker.add_partitions(self.topic, self.partitions)
 
 
 @dataclass(frozen=True)
-class RestorePartitions(Action):
+class RestorePartitions(TopicAction):
     """Recreate partitions that were deleted; their messages are lost."""
 
-    topic: TopicName
     missing: tuple[int, ...]
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.missing))
         return f"recreated missing partitions of {self.topic}: {numbers}"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        await on.broker.restore_partitions(self.topic)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        await broker.restore_partitions(self.topic)
 
 
 @dataclass(frozen=True)
@@ -243,19 +250,17 @@ class SetTopicPolicy(Action):
 
 
 @dataclass(frozen=True)
-class RestoreTopicPolicy(Action):
+class RestoreTopicPolicy(TopicAction):
     """Perform one write that restores a topic policy to its value before redrive."""
 
-    topic: TopicName
     policy: str
     write: Write
 
     def __str__(self) -> str:
         return f"restored {self.policy} of {self.topic.local}"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        await on.broker.set_topic_policy(self.topic, self.policy, self.write)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        await broker.set_topic_policy(self.topic, self.policy, self.write)
 
 
 @dataclass(frozen=True)
@@ -311,48 +316,42 @@ class ChangeRights(Action):
 
 
 @dataclass(frozen=True)
-class CreateSubscription(Action):
+class CreateSubscription(TopicAction):
     """Create a subscription that starts at the earliest message."""
 
-    topic: TopicName
     subscription: str
 
     def __str__(self) -> str:
         return f"created subscription {self.subscription} on {self.topic.local}"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        await on.broker.create_subscription(self.topic, self.subscription)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        await broker.create_subscription(self.topic, self.subscription)
 
 
 @dataclass(frozen=True)
-class DeleteTopic(Action):
+class DeleteTopic(TopicAction):
     """Delete a topic and its messages."""
 
-    topic: TopicName
     partitioned: bool
 
     def __str__(self) -> str:
         return f"deleted {self.topic}"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        await on.broker.delete_topic(self.topic, partitioned=self.partitioned)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        await broker.delete_topic(self.topic, partitioned=self.partitioned)
 
 
 @dataclass(frozen=True)
-class DeleteSubscription(Action):
+class DeleteSubscription(TopicAction):
     """Delete a subscription and its backlog."""
 
-    topic: TopicName
     subscription: str
 
     def __str__(self) -> str:
         return f"deleted subscription {self.subscription} on {self.topic.local}"
 
-    async def perform(self, on: Targets, applied: Applied) -> bool:
-        await on.broker.delete_subscription(self.topic, self.subscription)
-        return True
+    async def call(self, broker: BrokerWrites) -> None:
+        await broker.delete_subscription(self.topic, self.subscription)
 
 
 @dataclass(frozen=True)

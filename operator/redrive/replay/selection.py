@@ -299,14 +299,11 @@ def _check(node: exp.Expr) -> None:
         case exp.Cast() | exp.TryCast():
             _check_cast(node)
         case exp.RegexpLike() | exp.Like() | exp.ILike():
-            _check_pattern(node)
+            if any(part.find(*_PATTERNS) for part in (node.this, node.expression)):
+                problem = "a pattern is compared with a text, and is no condition"
+                raise _refusal(problem, node, _TEXT_REMEDY)
     if isinstance(node, _CALLS) and node.find(exp.Column) is None:
         raise _refusal("a function is called on literals alone", node, "write its value")
-
-
-def _check_pattern(node: exp.Expr) -> None:
-    if any(part.find(*_PATTERNS) for part in (node.this, node.expression)):
-        raise _refusal("a pattern is compared with a text, and is no condition", node, _TEXT_REMEDY)
 
 
 def _bound(node: exp.Expr) -> None:
@@ -341,17 +338,13 @@ def _check_cast(cast: exp.Cast | exp.TryCast) -> None:
 def _check_moments(tree: exp.Expr) -> None:
     """Check each outermost call or comparison with a timestamp, which contains nested ones."""
     for node in tree.walk(prune=_is_used):
-        if _is_used(node) and _speaks_of_moments(node):
+        columns = (column.name.lower() for column in node.find_all(exp.Column))
+        if _is_used(node) and not MOMENTS.isdisjoint(columns):
             _check_moment(node)
 
 
 def _is_used(node: exp.Expr) -> bool:
     return isinstance(node, (*_CALLS, *_COMPARISONS))
-
-
-def _speaks_of_moments(node: exp.Expr) -> bool:
-    columns = (column.name.lower() for column in node.find_all(exp.Column))
-    return not MOMENTS.isdisjoint(columns)
 
 
 def _check_moment(node: exp.Expr) -> None:

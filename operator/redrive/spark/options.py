@@ -51,13 +51,8 @@ def authentication_of_options(options: Mapping[str, str]) -> SourceAuthenticatio
 def _token(text: str, trusted: str | None) -> SourceAuthentication:
     if text.startswith("file:"):
         return SourceAuthentication(Plugin.TOKEN, None, {"token": _path(text)}, {}, trusted)
-    _, marked, token = text.partition("token:")
-    if (
-        not marked
-        or text.partition("token:")[0]
-        or not token.strip().isascii()
-        or not token.strip()
-    ):
+    before, marked, token = text.partition("token:")
+    if before or not marked or not token.strip() or not token.strip().isascii():
         raise _invalid(
             f"{PARAMETERS} of a token must be token:… or file:///…",
             "write token: before the token, so that Spark redacts it; or better, use a file",

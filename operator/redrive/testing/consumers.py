@@ -31,9 +31,10 @@ class InMemoryTopics:
     _topic: TopicName
 
     def _connect(
-        self, policy: Policy | PolicyFile, broker: InMemoryBroker | None
+        self, policy: Policy | PolicyFile, broker: InMemoryBroker | None, options: Options
     ) -> InMemoryConnection:
-        """Connect to *broker*, or to one of its own."""
+        """Connect to *broker*, or to one of its own; name the consumer if *options* do not."""
+        options.setdefault("name", "in-memory")
         first = at_first(policy)
         self.broker = broker or InMemoryBroker(first)
         self._topic = first.topic
@@ -89,8 +90,7 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[RetryOptions],
     ) -> None:
-        options.setdefault("name", "in-memory")
-        super().__init__(self._connect(policy, broker), policy, **options)
+        super().__init__(self._connect(policy, broker, options), policy, **options)
 
 
 class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
@@ -111,8 +111,7 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[Options],
     ) -> None:
-        options.setdefault("name", "in-memory")
-        super().__init__(self._connect(policy, broker), policy, **options)
+        super().__init__(self._connect(policy, broker, options), policy, **options)
 
 
 class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
@@ -129,8 +128,7 @@ class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[RetryOptions],
     ) -> None:
-        options.setdefault("name", "in-memory")
-        super().__init__(self._connect(policy, broker), policy, **options)
+        super().__init__(self._connect(policy, broker, options), policy, **options)
         self._consumer = self._open()
 
     @overload
@@ -159,8 +157,7 @@ class AsyncInMemorySimpleConsumer(InMemoryTopics, AsyncSimpleConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[Options],
     ) -> None:
-        options.setdefault("name", "in-memory")
-        super().__init__(self._connect(policy, broker), policy, **options)
+        super().__init__(self._connect(policy, broker, options), policy, **options)
         self._consumer = self._open()
 
     async def receive(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Generic, Protocol, Self, TypeVar, Unpack, overload
+from typing import Generic, Self, TypeVar, Unpack, overload
 
 import pulsar
 import pulsar.schema
@@ -22,12 +22,17 @@ from redrive.delivery.assembly import Options, RetryOptions, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, AsyncClosing, Deadline, to_seconds
 from redrive.delivery.consumers.bridge import Bridge, CallThreads, opened, run_in_thread
 from redrive.delivery.consumers.broadcast import BroadcastConsumer, BroadcastOptions
-from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, PolicyConsumer, RetryConsumer
+from redrive.delivery.consumers.consumer import (
+    HANDLER_TIMEOUT,
+    PolicyConsumer,
+    PolicyState,
+    RetryConsumer,
+)
 from redrive.delivery.consumers.simple import SimpleConsumer
 from redrive.delivery.forking import OwnerProcess, heed_sigterm
-from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.parts import BrokerConnection, Crypto
 from redrive.delivery.policy_file import PolicyFile
+from redrive.delivery.processor import Processor
 from redrive.delivery.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
@@ -39,24 +44,7 @@ SLICE = timedelta(seconds=0.25)
 """Time for which a thread waits for a message before it checks that it is still awaited."""
 
 
-class BlockingConsumer(Protocol):
-    """The consumer that does the work."""
-
-    @property
-    def name(self) -> str:
-        """Return its name."""
-
-    def hand_back(self, message: pulsar.Message) -> None:
-        """Undo the reception of *message*."""
-
-    def stop(self) -> None:
-        """Hand out nothing more."""
-
-    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
-        """Leave the subscriptions."""
-
-
-_Consumer = TypeVar("_Consumer", bound=BlockingConsumer)
+_Consumer = TypeVar("_Consumer", bound=PolicyConsumer | BroadcastConsumer)
 
 
 class AsyncBase(AsyncClosing, Generic[_Consumer]):
@@ -136,66 +124,65 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
                 if remaining <= timedelta():
                     return []
 
-    async def _take_one(
+    async def _run(
         self,
-        take: Callable[[timedelta], pulsar.Message | None],
+        run: Callable[..., None],
+        handler: Callable[..., Awaitable[object]],
         timeout: float | timedelta | None,
-    ) -> pulsar.Message | None:
-        """As `_take`, for one message."""
+        **options: object,
+    ) -> None:
+        """Have *run* of the consumer handle messages by *handler*, on the loop."""
+        bridge = Bridge(asyncio.get_running_loop())
+        handle = bridge.handler(handler, timeout)
+        running = functools.partial(run, handle, timeout=timeout, **options)
+        await run_in_thread(running, bridge, self.stop)
 
-        def take_list(wait: timedelta) -> list[pulsar.Message]:
-            message = take(wait)
+
+_Receiver = TypeVar("_Receiver", bound=RetryConsumer | BroadcastConsumer)
+
+
+class AsyncReceiver(AsyncBase[_Receiver]):
+    """Receives one message after another, and can be paused."""
+
+    @overload
+    async def receive(self) -> pulsar.Message: ...
+    @overload
+    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
+
+        def take(wait: timedelta) -> list[pulsar.Message]:
+            message = self._opened.receive(wait)
             return [] if message is None else [message]
 
-        return next(iter(await self._take(take_list, timeout)), None)
+        return next(iter(await self._take(take, timeout)), None)
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`; see `RetryConsumer.pause`."""
+        self._opened.pause()
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self._opened.resume()
 
 
 _PolicyConsumer = TypeVar("_PolicyConsumer", bound=PolicyConsumer)
 
 
-class AsyncPolicyConsumer(AsyncBase[_PolicyConsumer]):
+class AsyncPolicyConsumer(PolicyState, AsyncBase[_PolicyConsumer]):
     """Consumes the source and the retry topic of a policy by a `PolicyConsumer`."""
 
-    def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
-        return self._opened.attempt_of(message)
+    @property
+    def _processor(self) -> Processor:
+        return self._opened._processor  # noqa: SLF001 - none of the API
 
     async def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled; see `acknowledge` of the consumer without `Async`."""
         consumer = self._opened
-        if consumer._processor.may_wait and not self._threads.closed:  # noqa: SLF001 - none of the API
+        if self._processor.may_wait and not self._threads.closed:
             await self._threads.settle(consumer.acknowledge, message)
         else:
             consumer.acknowledge(message)  # the client notes it, and tells the broker later
-
-    @property
-    def policy(self) -> Policy:
-        """Return the policy in force; its `generation` tells which."""
-        return self._opened.policy
-
-    @property
-    def connected(self) -> bool:
-        """Return True if there is a connection for both topics; see `RetryConsumer.connected`."""
-        return self._opened.connected
-
-    @property
-    def in_flight(self) -> int:
-        """Return the number of in-flight messages; see `RetryConsumer.in_flight`."""
-        return self._opened.in_flight
-
-    @property
-    def outages(self) -> tuple[Outage, ...]:
-        """Return the outages for which this consumer has paused; see `OutageBreaker`."""
-        return self._opened.outages
-
-    @property
-    def dead_keys(self) -> int:
-        """Return how many keys' messages follow a dead letter; see `RetryConsumer.dead_keys`."""
-        return self._opened.dead_keys
-
-    def ignore_outages(self) -> None:
-        """Continue in spite of all outages; see `RetryConsumer.ignore_outages`."""
-        self._opened.ignore_outages()
 
 
 AsyncHandler = (
@@ -207,7 +194,7 @@ AsyncBatchHandler = Callable[
 ]
 
 
-class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
+class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer], AsyncReceiver[RetryConsumer]):
     """Consumes a topic, retries failed messages later, and dead-letters those that keep failing.
 
     Use it as an asynchronous context manager, within the life of *client*, an ordinary
@@ -234,14 +221,6 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
     ) -> None:
         check_options(options, RetryOptions)
         super().__init__(functools.partial(RetryConsumer, client, policy, **options))
-
-    @overload
-    async def receive(self) -> pulsar.Message: ...
-    @overload
-    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
-    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
-        """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
-        return await self._take_one(self._opened.receive, timeout)
 
     async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
@@ -303,12 +282,10 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
             workers: at most so many handlers run at a time. Where middleware wraps them, each costs
                 a thread that waits for it.
         """
-        bridge = Bridge(asyncio.get_running_loop())
-        run = functools.partial(
-            self._opened.run, bridge.handler(handler, timeout),
-            explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
+        await self._run(
+            self._opened.run, handler, timeout,
+            explicit=explicit, rules=rules, workers=workers, max_rate=max_rate,
         )  # fmt: skip
-        await run_in_thread(run, bridge, self.stop)
 
     async def run_batches(  # noqa: PLR0913 - as of RetryConsumer
         self,
@@ -323,20 +300,10 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         max_rate: float | None = None,
     ) -> None:
         """Handle messages in batches; see `run`, and `RetryConsumer.run_batches`."""
-        bridge = Bridge(asyncio.get_running_loop())
-        run = functools.partial(
-            self._opened.run_batches, bridge.handler(handler, timeout), size=size, wait=wait,
-            explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
+        await self._run(
+            self._opened.run_batches, handler, timeout, size=size, wait=wait,
+            explicit=explicit, rules=rules, workers=workers, max_rate=max_rate,
         )  # fmt: skip
-        await run_in_thread(run, bridge, self.stop)
-
-    def pause(self) -> None:
-        """Hand out no message until `resume`; see `RetryConsumer.pause`."""
-        self._opened.pause()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        self._opened.resume()
 
 
 class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
@@ -400,7 +367,7 @@ class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
         self._opened.change_invisible_duration(message, invisible)
 
 
-class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
+class AsyncBroadcastConsumer(AsyncReceiver[BroadcastConsumer]):
     """Gets every message that is sent to a topic from now on, as every other consumer does.
 
     Use it as an asynchronous context manager, within the life of *client*, an ordinary
@@ -433,14 +400,6 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
         """Return True if there is a connection; see `BroadcastConsumer.connected`."""
         return self._opened.connected
 
-    @overload
-    async def receive(self) -> pulsar.Message: ...
-    @overload
-    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
-    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
-        """Return the next message, or None after *timeout*; see `BroadcastConsumer.receive`."""
-        return await self._take_one(self._opened.receive, timeout)
-
     async def run(
         self,
         handler: AsyncHandler,
@@ -454,20 +413,10 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
 
         As `AsyncRetryConsumer.run`, but that a message which fails is dropped.
         """
-        bridge = Bridge(asyncio.get_running_loop())
-        run = functools.partial(
-            self._opened.run, bridge.handler(handler, timeout),
-            explicit=explicit, workers=workers, timeout=timeout, max_rate=max_rate,
+        await self._run(
+            self._opened.run, handler, timeout,
+            explicit=explicit, workers=workers, max_rate=max_rate,
         )  # fmt: skip
-        await run_in_thread(run, bridge, self.stop)
-
-    def pause(self) -> None:
-        """Hand out no message until `resume`; see `BroadcastConsumer.pause`."""
-        self._opened.pause()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        self._opened.resume()
 
 
 class AsyncRetryProducer(AsyncClosing):

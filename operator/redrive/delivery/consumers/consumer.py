@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Unpack, overload
@@ -50,24 +50,13 @@ if TYPE_CHECKING:
     from redrive.delivery.middleware.outage_circuit import Outage
 
 
-class PolicyConsumer(Closing):
-    """Consumes the source and the retry topic of a policy.
-
-    In a process that was forked since it was made, `stop` and `close` do nothing, and all else
-    raises InheritedError.
-    """
-
-    _assembled: Processor
+class PolicyState(ABC):
+    """State of a consumer of a policy, with and without `Async` in its name."""
 
     @property
+    @abstractmethod
     def _processor(self) -> Processor:
-        """Return the processor.
-
-        Raises:
-            InheritedError: this process was forked from the consumer's.
-        """
-        self._assembled.owner.check()
-        return self._assembled
+        """Return the processor of its messages."""
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is, where it came from, and why it failed before.
@@ -76,18 +65,6 @@ class PolicyConsumer(Closing):
         """
         check_message(message)
         return self._processor.decisions.attempts.of(message)
-
-    @abstractmethod
-    def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled."""
-
-    @abstractmethod
-    def hand_back(self, message: pulsar.Message) -> None:
-        """Undo the reception of *message*."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Hand out nothing more."""
 
     @property
     def name(self) -> str:
@@ -133,6 +110,38 @@ class PolicyConsumer(Closing):
         Failures use up retries again meanwhile.
         """
         self._processor.ignore_outages()
+
+
+class PolicyConsumer(PolicyState, Closing):
+    """Consumes the source and the retry topic of a policy.
+
+    In a process that was forked since it was made, `stop` and `close` do nothing, and all else
+    raises InheritedError.
+    """
+
+    _assembled: Processor
+
+    @property
+    def _processor(self) -> Processor:
+        """Return the processor.
+
+        Raises:
+            InheritedError: this process was forked from the consumer's.
+        """
+        self._assembled.owner.check()
+        return self._assembled
+
+    @abstractmethod
+    def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled."""
+
+    @abstractmethod
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Undo the reception of *message*."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Hand out nothing more."""
 
 
 class Receiver(PolicyConsumer):
