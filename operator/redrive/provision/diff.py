@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from redrive.admin.model import Schema
+from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.admin.policies import withdrawing
 from redrive.api import Body
 from redrive.kube.resources import retained_config_map
@@ -64,18 +64,15 @@ class _Pair:
     about_to_create: bool
 
     @property
-    def lacks_subscription(self) -> bool:
-        """Return True if any partition can receive messages before the subscription exists."""
-        if self.have is None:
-            return True
-        subscriptions = self.have.subscriptions
-        return subscriptions is not None and not subscriptions.has(self.want.subscription)
+    def subscriptions(self) -> TopicSubscriptions | None:
+        """Return the topic's subscriptions; None if it does not exist or they were not read."""
+        return None if self.have is None else self.have.subscriptions
 
     @property
-    def is_first_to_subscribe(self) -> bool:
-        """Return True if no partition has the subscription."""
-        subscriptions = None if self.have is None else self.have.subscriptions
-        return subscriptions is None or not subscriptions.has_some_of(self.want.subscription)
+    def lacks_subscription(self) -> bool:
+        """Return True if any partition can receive messages before the subscription exists."""
+        held = self.subscriptions
+        return self.have is None or (held is not None and not held.has(self.want.subscription))
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -93,8 +90,7 @@ class _Pair:
         if self.have is None:
             return OwnershipRecord(created=True).owned_by(self.owner)
         record = OwnershipRecord.of(self.properties)
-        subscriptions = None if self.have is None else self.have.subscriptions
-        names = frozenset[str]() if subscriptions is None else subscriptions.names
+        names = frozenset[str]() if self.subscriptions is None else self.subscriptions.names
         if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
             return dataclasses.replace(record, created=True)
         return record
@@ -110,11 +106,13 @@ class _Pair:
     @property
     def record_after(self) -> OwnershipRecord:
         """Return the record after all actions."""
-        adds = self.is_first_to_subscribe and not self.record.created
+        held, subscription = self.subscriptions, self.want.subscription
+        is_first = held is None or not held.has_some_of(subscription)
+        adds = is_first and not self.record.created
         return dataclasses.replace(
             self.record_before,
             granted=self.rights.after,
-            subscription=self.want.subscription if adds else self.record.subscription,
+            subscription=subscription if adds else self.record.subscription,
             replaced={
                 name: before
                 for name, before in self.record_before.replaced.items()
@@ -191,9 +189,8 @@ def _topics(
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
     for pair in pairs:
-        subscriptions = None if pair.have is None else pair.have.subscriptions
-        if subscriptions is not None and subscriptions.missing:
-            yield RestorePartitions(pair.want.name, subscriptions.missing)
+        if pair.subscriptions is not None and pair.subscriptions.missing:
+            yield RestorePartitions(pair.want.name, pair.subscriptions.missing)
     for pair in pairs:
         count = pair.want.count_partitions(source)
         if pair.have is not None and 0 < pair.have.partitions < count:

@@ -1,8 +1,8 @@
 """Refusals of entries, and the search for stored messages in a target.
 
-Messages of a lease are found in the target by the source position that they carry. This is the only
-evidence that a message was moved: the last sequence id of a broker only shows that some message
-with that id or a higher one was stored, and the broker forgets it after some hours.
+Messages that a killed run has sent are found in the target by the source position that they carry.
+This is the only evidence that a message was moved: the last sequence id of a broker only shows that
+some message with that id or a higher one was stored, and the broker forgets it after some hours.
 """
 
 from __future__ import annotations
