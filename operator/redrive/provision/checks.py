@@ -42,14 +42,9 @@ class Checks(Generic[F]):
         """Yield the error of each check that fails."""
         return (error for check in self.checks if (error := check(evidence)) is not None)
 
-    def first_violation(self, evidence: F) -> RedriveError | None:
-        """Return the error of the first check that fails, or None."""
-        return next(self.violations(evidence), None)
-
     def check(self, evidence: F) -> None:
         """Raise the error of the first check that fails."""
-        error = self.first_violation(evidence)
-        if error is not None:
+        for error in self.violations(evidence):
             raise error
 
 

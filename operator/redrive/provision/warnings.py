@@ -5,7 +5,7 @@ The reconciler publishes them as conditions and Warning Events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redrive.admin.policies import DelaysWithin
@@ -14,7 +14,6 @@ from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.checks import Evidence
 from redrive.provision.desired import DELAYS, TopicRole, delay_limit, earliness
-from redrive.provision.request import Request
 from redrive.reasons import Reason
 
 _KEY_VALUE = "KEY_VALUE"
@@ -225,25 +224,23 @@ def encryption_is_required(evidence: Evidence) -> StatusWarning | None:
 
 def subscription_is_contested(evidence: Evidence) -> StatusWarning | None:
     """Find other policies with the same topic and subscription."""
-    same = [other for other in evidence.blocked if other.subscribes_like(evidence.request)]
     return _contested(
         Reason.RESOURCE_CONFLICT,
         "other RetryPolicies have the same topic and subscription, and wait until this policy is "
         "deleted or stalls; got {}; delete them, or this policy",
-        same,
-        evidence.request.key.namespace,
+        evidence,
+        alike=True,
     )
 
 
 def names_are_contested(evidence: Evidence) -> StatusWarning | None:
     """Find policies for other subscriptions that need topics of the same names."""
-    others = [other for other in evidence.blocked if not other.subscribes_like(evidence.request)]
     return _contested(
         Reason.NAME_COLLISION,
         "RetryPolicies for other subscriptions need a topic name that this policy, or its source "
         "topic, has, and are refused; got {}; give their topics other names",
-        others,
-        evidence.request.key.namespace,
+        evidence,
+        alike=False,
     )
 
 
@@ -271,8 +268,11 @@ def warnings(evidence: Evidence) -> tuple[StatusWarning, ...]:
 
 
 def _contested(
-    reason: str, message: str, rivals: Sequence[Request], namespace: str
+    reason: str, message: str, evidence: Evidence, *, alike: bool
 ) -> StatusWarning | None:
+    """Return the warning about blocked policies, those of the same subscription if *alike*."""
+    own, namespace = evidence.request, evidence.request.key.namespace
+    rivals = [other for other in evidence.blocked if other.subscribes_like(own) is alike]
     if not rivals:
         return None
     names = [f"RetryPolicy {other.key}" for other in rivals if other.key.namespace == namespace]

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from redrive.admin.model import NamespaceState, TopicSubscriptions
 from redrive.api import Body
 from redrive.api.permissions import NamespaceLimits, Permissions
-from redrive.errors import OwnerConflictError
+from redrive.errors import OwnerConflictError, RedriveError
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import (
     ADMISSION,
     PREFLIGHT,
+    Checks,
     Evidence,
     has_other_partitioning,
     namespace_expires_subscriptions,
@@ -36,8 +37,12 @@ MakeRequest = Callable[..., Request]
 SOURCE = "persistent://shop/prod/orders"
 
 
+def first_violation(checks: Checks[Any], evidence: object) -> RedriveError | None:
+    return next(checks.violations(evidence), None)
+
+
 def test_policy_within_allowed_limits_is_admitted(policy: MakeBody, requested: MakeRequest) -> None:
-    assert ADMISSION.first_violation(requested(policy())) is None
+    assert first_violation(ADMISSION, requested(policy())) is None
 
 
 @pytest.mark.parametrize(
@@ -66,10 +71,11 @@ def test_policy_beyond_allowed_limits_is_refused(
     policy: MakeBody, requested: MakeRequest, changes: dict[str, Any], reason: str, value: str
 ) -> None:
     only = ["persistent://shop/*/orders*"]
-    violation = ADMISSION.first_violation(
+    violation = first_violation(
+        ADMISSION,
         requested(
             policy(**changes), allow=[{"name": "one", "topics": only, "roles": ["fulfilment"]}]
-        )
+        ),
     )
     assert violation is not None
     assert violation.reason == reason
@@ -83,7 +89,7 @@ def test_refusal_lists_only_first_allowed_values(policy: MakeBody, requested: Ma
         ({"name": "one", "topics": topics}, topics[4]),
         ({"name": "one", "topics": ["persistent://shop/*/*"], "roles": roles}, roles[4]),
     ):
-        violation = ADMISSION.first_violation(requested(policy(), allow=[rule]))
+        violation = first_violation(ADMISSION, requested(policy(), allow=[rule]))
         assert violation is not None
         assert f"{last}, and 59 more)" in str(violation)
         assert len(str(violation)) < 6_000
@@ -101,8 +107,8 @@ def test_derived_topic_outside_rules_is_refused(
     policy: MakeBody, requested: MakeRequest, allowed: list[str], kind: str, topic: str
 ) -> None:
     body = policy(topic=SOURCE, subscription="eu-billing")
-    violation = ADMISSION.first_violation(
-        requested(body, allow=[{"name": "one", "topics": [SOURCE, *allowed]}])
+    violation = first_violation(
+        ADMISSION, requested(body, allow=[{"name": "one", "topics": [SOURCE, *allowed]}])
     )
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
@@ -115,7 +121,7 @@ def test_derived_topics_within_pattern_are_admitted(
 ) -> None:
     rule = {"name": "one", "topics": [SOURCE, f"{SOURCE}-fulfilment-*"], "roles": ["fulfilment"]}
     narrow = requested(policy(topic=SOURCE), allow=[rule])
-    assert ADMISSION.first_violation(narrow) is None
+    assert first_violation(ADMISSION, narrow) is None
 
 
 def test_ledger_needs_no_rule_or_role_of_its_own(policy: MakeBody, requested: MakeRequest) -> None:
@@ -131,7 +137,7 @@ def test_ledger_needs_no_rule_or_role_of_its_own(policy: MakeBody, requested: Ma
     body = policy(deletionPolicy="Delete", deadLetter={"readerRoles": ["shop-oncall"]})
     request = requested(body, allow=rules)
     assert request.policy.ledger_topic not in request.spec.permitted_topics
-    assert ADMISSION.first_violation(request) is None
+    assert first_violation(ADMISSION, request) is None
 
 
 def test_role_of_one_rule_gets_no_rights_on_other_topics(
@@ -141,7 +147,7 @@ def test_role_of_one_rule_gets_no_rights_on_other_topics(
         {"name": "one", "topics": ["persistent://shop/prod/*"], "roles": ["shop-*"]},
         {"name": "one", "topics": ["persistent://shop/payroll/*"], "roles": ["fulfilment"]},
     ]
-    violation = ADMISSION.first_violation(requested(policy(), allow=rules))
+    violation = first_violation(ADMISSION, requested(policy(), allow=rules))
     assert violation is not None
     assert violation.reason == "RoleNotAllowed"
     assert f"on {SOURCE}-fulfilment-RETRY (shop-*); got 'fulfilment'" in str(violation)
@@ -149,7 +155,7 @@ def test_role_of_one_rule_gets_no_rights_on_other_topics(
         {"name": "one", "topics": [SOURCE], "roles": ["fulfilment"]},
         {"name": "one", "topics": [f"{SOURCE}-*"]},
     ]
-    violation = ADMISSION.first_violation(requested(policy(), allow=source_only))
+    violation = first_violation(ADMISSION, requested(policy(), allow=source_only))
     assert violation is not None
     assert violation.reason == "RoleNotAllowed"
 
@@ -166,7 +172,7 @@ def test_rules_of_other_namespaces_are_not_applied_or_shown(
             "roles": ["fulfilment"],
         },
     ]
-    violation = ADMISSION.first_violation(requested(policy(), allow=rules))
+    violation = first_violation(ADMISSION, requested(policy(), allow=rules))
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
     assert "to namespace shop (persistent://shop/other/*); got" in str(violation)
@@ -183,7 +189,7 @@ def test_deletion_policy_without_delete_permission_is_refused(
         ("Delete", "Allowed", True),
     ):
         request = requested(policy(deletionPolicy=choice), allow=[rule | {"deletion": deletion}])
-        violation = ADMISSION.first_violation(request)
+        violation = first_violation(ADMISSION, request)
         assert (violation is None) is allowed
         assert violation is None or violation.reason == "DeletionNotAllowed"
 
@@ -208,7 +214,7 @@ def test_partitions_beyond_limit_of_rule_are_refused(
     limits: dict[str, Any],
     shown: str | None,
 ) -> None:
-    violation = ADMISSION.first_violation(requested(policy(**asked), allow=[RULE | limits]))
+    violation = first_violation(ADMISSION, requested(policy(**asked), allow=[RULE | limits]))
     if shown is None:
         assert violation is None
     else:
@@ -334,7 +340,7 @@ def test_topic_of_other_owner_is_refused_unless_named(
     marked = TopicState(0, NO_SUBSCRIPTIONS, {}, marks)
     observed = dataclasses.replace(evidence.observed, topics={role: marked})
     evidence = dataclasses.replace(evidence, observed=observed)
-    violation = PREFLIGHT.first_violation(evidence)
+    violation = first_violation(PREFLIGHT, evidence)
     assert (violation is None) is allowed
     if violation is not None:
         assert violation.reason == "OwnerConflict"
@@ -361,7 +367,7 @@ def test_retry_topic_of_same_kind_is_adopted(
 ) -> None:
     body = policy(adoption="IfPresent")
     evidence = buildable(body, requested(body), source=source, retry=retry)
-    assert PREFLIGHT.first_violation(evidence) is None
+    assert first_violation(PREFLIGHT, evidence) is None
 
 
 @pytest.mark.parametrize(
@@ -396,7 +402,7 @@ def test_existing_topic_is_adopted_only_if_permitted(  # noqa: PLR0913
     evidence = buildable(body, request, source=0, retry=None)
     state = TopicState(0, NO_SUBSCRIPTIONS, {}, properties)
     observed = dataclasses.replace(evidence.observed, topics={TopicRole.DEAD_LETTER: state})
-    violation = PREFLIGHT.first_violation(dataclasses.replace(evidence, observed=observed))
+    violation = first_violation(PREFLIGHT, dataclasses.replace(evidence, observed=observed))
     assert (violation and violation.reason) == reason
 
 
@@ -407,7 +413,7 @@ def test_existing_topic_of_others_never_becomes_a_ledger(
     evidence = buildable(body, requested(body), source=0, retry=None)
     state = TopicState(0, NO_SUBSCRIPTIONS, {}, {"team": "a"})
     observed = dataclasses.replace(evidence.observed, topics={TopicRole.LEDGER: state})
-    violation = PREFLIGHT.first_violation(dataclasses.replace(evidence, observed=observed))
+    violation = first_violation(PREFLIGHT, dataclasses.replace(evidence, observed=observed))
     assert violation is not None
     assert violation.reason == "TopicExists"
     assert "orders-fulfilment-DLQ-LEDGER exists" in str(violation)
@@ -416,7 +422,7 @@ def test_existing_topic_of_others_never_becomes_a_ledger(
     bare = dataclasses.replace(state, properties={})
     unmarked = dataclasses.replace(evidence.observed, topics={TopicRole.LEDGER: bare})
     evidence = dataclasses.replace(evidence, desired=begun, observed=unmarked)
-    assert PREFLIGHT.first_violation(evidence) is None
+    assert first_violation(PREFLIGHT, evidence) is None
 
 
 @pytest.mark.parametrize(
@@ -449,7 +455,7 @@ def test_retry_topic_of_other_kind_is_refused(  # noqa: PLR0913 - each is a part
     source, retry = partitions
     body = policy(retry=asks)
     evidence = buildable(body, requested(body), source=source, retry=retry)
-    violation = PREFLIGHT.first_violation(evidence)
+    violation = first_violation(PREFLIGHT, evidence)
     assert violation is not None
     assert violation.reason == "PartitionsDiffer"
     assert says in str(violation)
@@ -476,7 +482,7 @@ def test_dead_letter_topic_of_other_kind_is_refused(
         evidence,
         observed=dataclasses.replace(evidence.observed, topics={TopicRole.DEAD_LETTER: state}),
     )
-    violation = PREFLIGHT.first_violation(evidence)
+    violation = first_violation(PREFLIGHT, evidence)
     assert (violation is not None) is refused
     assert has_other_partitioning(evidence.desired, evidence.observed) is refused
     if violation is not None:
@@ -508,7 +514,7 @@ def test_foreign_config_map_is_refused(policy: MakeBody, requested: MakeRequest)
         (reborn, ours, False),
     ):
         evidence = buildable(owner, read, source=0, retry=None, config_map=config_map)
-        violation = PREFLIGHT.first_violation(evidence)
+        violation = first_violation(PREFLIGHT, evidence)
         assert (violation is None) is allowed
         assert violation is None or violation.reason == "ConfigMapNotOurs"
 
