@@ -1,4 +1,4 @@
-"""A Java virtual machine with the jars of a Pulsar distribution, called through py4j.
+"""A Java virtual machine with the jars of Pulsar or RocketMQ, called through py4j.
 
 It needs no compilation and no further download. Programs of pages are compiled in it.
 """
@@ -20,12 +20,14 @@ _QUICK_TO_START = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 
 @contextmanager
-def virtual_machine(version: str = versions.PULSAR) -> Iterator[JavaGateway]:
-    """Run a Java with the classes of a release of Pulsar until the block ends."""
+def virtual_machine(
+    version: str = versions.PULSAR, *, jars: Path | None = None
+) -> Iterator[JavaGateway]:
+    """Run a Java with the classes of a release of Pulsar, or of *jars*, until the block ends."""
     spark = Path(sysconfig.get_path("purelib")) / "pyspark" / "jars"
     compiler = [str(jar) for name in _COMPILER for jar in spark.glob(f"{name}-[0-9]*.jar")]
     port, token = launch_gateway(
-        classpath=":".join([f"{builds.pulsar(version)}/lib/*", *compiler]),
+        classpath=":".join([f"{jars or builds.pulsar(version) / 'lib'}/*", *compiler]),
         java_path=str(toolchain.java_home() / "bin" / "java"),
         javaopts=_QUICK_TO_START,
         enable_auth=True,
