@@ -47,10 +47,10 @@ from redrive.reading.entries import (
     ChunksRead,
     EntryReader,
     MissingChunkError,
-    entry_place,
     read_place,
 )
 from redrive.reading.frames import Command
+from redrive.reading.metadata import decode_entry
 from redrive.reading.positions import NOWHERE
 from redrive.reading.session import ProtocolConnection, ProtocolError, Session, refusal
 from redrive.reading.stored import (
@@ -242,14 +242,14 @@ class PartitionInspection:
                         raise ProtocolError("the broker has closed the consumer")
                     if command.kind == frames.MESSAGE:
                         entries += 1
-                        if entry_place(command) == last:
+                        if command.place == last:
                             idle = IDLE_SECONDS
                         malformed += self._inspect(connection, command)
         return malformed
 
     def _inspect(self, connection: ProtocolConnection, command: Command) -> bool:
         """Check an entry, and remove it if it is malformed; return True if it was."""
-        place = entry_place(command)
+        place = command.place
         log_file, key = self.inspection.log_file, "entry:{}:{}:{}".format(*place, self.partition)
         messages, cause = 1, ""
         if (crashes := log_file.crashes(key)) > self.inspection.crash_log.max_redeliveries:
@@ -348,7 +348,7 @@ class _Entry(ReadMessage):
     """All bytes of an entry, as a message without properties, key and schema."""
 
     def __init__(self, topic: str, place: MessagePlace, stored: bytes) -> None:
-        super().__init__(place, {}, {}, (), stored)
+        super().__init__(place, decode_entry(b""), (), stored)
         self._topic = topic
 
     def topic_name(self) -> str:

@@ -231,9 +231,11 @@ class TopicReading(MessageReading):
         ahead = reader.prefetch(partition.entry_bytes)
         before = self.entries
         try:
-            for row in reader.read_entries(
+            for message in reader.read_entries(
                 readable, piece.range, piece.pending, piece.after, ahead
             ):
+                row = DeadLetterRow.of(message, partition.index)
+                del message
                 self.messages += 1
                 if row.position.batch_index == 0:
                     self.entries += len(row.chunks) or 1

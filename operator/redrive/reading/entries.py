@@ -236,7 +236,7 @@ class EntryReader:
 
     def _take(self, command: Command) -> None:
         """Decode an entry, and keep the messages that it completes."""
-        place = entry_place(command)
+        place = command.place
         self._received = place
         counted = 1
         try:
@@ -355,15 +355,6 @@ def _as_of_client() -> Iterator[None]:
     except ProtocolError as error:
         kind = pulsar.ConnectError if error.code is None else _REFUSALS.get(error.code)
         raise (kind or pulsar.UnknownError)(str(error)) from error
-
-
-def entry_place(message: Command) -> Place:
-    """Return the position of the entry of a MESSAGE.
-
-    Raises:
-        ProtocolError: it has none.
-    """
-    return read_place(message.nested.get(2, b""))
 
 
 def read_place(message_id: bytes) -> Place:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
+from redrive.reading.metadata import DecodeError, decode_delivery
 from redrive.reading.positions import (
     ONE_BYTE,
     decode_fields,
@@ -58,12 +59,14 @@ class Command(NamedTuple):
         numbers: its numeric fields.
         nested: its other fields.
         entry: the bytes after it in its frame: the stored entry of a MESSAGE.
+        place: ledger and entry of a MESSAGE, of which nothing else is decoded.
     """
 
     kind: int
     numbers: dict[int, int]
     nested: dict[int, bytes]
     entry: bytes = b""
+    place: tuple[int, int] = (-1, -1)
 
 
 def frame(kind: int, body: bytes = b"") -> bytes:
@@ -95,21 +98,33 @@ def take_frames(received: bytearray, limit: int = MAX_FRAME) -> list[Command]:
         whole = whole or bytes(received)  # a slice of a bytearray is copied twice
         begin, behind = at + _SIZES.size, at + total + 4
         entry = begin + size
-        taken.append(_read(whole[begin:entry], whole[entry:behind]))
+        command = whole[begin:entry]
+        if command.startswith(_MESSAGE) and size > 3 and command[3] == size - 4:  # noqa: PLR2004  as most
+            taken.append(_delivery(command[4:], whole[entry:behind]))
+        else:
+            taken.append(_read(command, whole[entry:behind]))
         at = behind
     del received[:at]
     return taken
 
 
 def _read(command: bytes, entry: bytes) -> Command:
-    if len(command) > 3 and command[3] == len(command) - 4:  # as most  # noqa: PLR2004
-        if command.startswith(_RECEIPT):
-            return Command(SEND_RECEIPT, *decode_fields(command[4:]), entry)
-        if command.startswith(_MESSAGE):
-            return Command(MESSAGE, *decode_fields(command[4:]), entry)
+    if command.startswith(_RECEIPT) and len(command) > 3 and command[3] == len(command) - 4:  # noqa: PLR2004
+        return Command(SEND_RECEIPT, *decode_fields(command[4:]), entry)
     numbers, nested = decode_fields(command)
     kind = numbers.get(1, 0)
-    return Command(kind, *decode_fields(nested.get(kind, b"")), entry)
+    fields = nested.get(kind, b"")
+    if kind == MESSAGE:
+        return _delivery(fields, entry)
+    return Command(kind, *decode_fields(fields), entry)
+
+
+def _delivery(fields: bytes, entry: bytes) -> Command:
+    try:
+        message_id = decode_delivery(fields).message_id
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    return Command(MESSAGE, {}, {}, entry, (message_id.ledger, message_id.entry))
 
 
 def connect(method: str, credentials: bytes, broker: str | None = None) -> bytes:

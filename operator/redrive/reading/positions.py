@@ -18,9 +18,6 @@ from typing import NamedTuple
 from redrive.policy.naming import TopicName, partition_of_key
 
 _VARINT, _BYTES = 0, 2
-_READ = {_VARINT, _BYTES}
-_FIXED = {1: 8, 5: 4}
-"""Types of a fixed width, in bytes."""
 ONE_BYTE = 128
 """Smaller numbers take one byte."""
 _LOW_BITS, _MORE = ONE_BYTE - 1, ONE_BYTE
@@ -85,56 +82,6 @@ def decode_fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
         pass
     msg = f"no message of Protocol Buffers: {message[:64].hex()}"
     raise ValueError(msg)
-
-
-def with_repeated(
-    message: bytes, repeated: int
-) -> tuple[dict[int, int], dict[int, bytes], list[bytes]]:
-    """Decode a message of another writer like `decode_fields`, with all values of a repeated field.
-
-    Fields of fixed width, which Pulsar does not use, are skipped.
-
-    Args:
-        message: the bytes.
-        repeated: the number of a field that is bytes.
-
-    Raises:
-        ValueError: as for `decode_fields`.
-    """
-    numbers: dict[int, int] = {}
-    nested: dict[int, bytes] = {}
-    values: list[bytes] = []
-    at, end = 0, len(message)
-    repeated_tag = repeated << 3 | _BYTES
-    try:
-        while at < end:
-            tag = message[at]
-            at += 1
-            if tag >= _MORE:
-                tag, at = _decode_varint(message, at - 1)
-            kind = tag & 7
-            if kind not in _READ:
-                at += _FIXED[kind]
-                continue
-            value = message[at]
-            at += 1
-            if value >= _MORE:
-                value, at = _decode_varint(message, at - 1)
-            if tag == repeated_tag:
-                begin, at = at, at + value
-                values.append(message[begin:at])
-                continue
-            if kind == _VARINT:
-                numbers[tag >> 3] = value
-                continue
-            begin, at = at, at + value
-            nested[tag >> 3] = message[begin:at]
-    except (IndexError, KeyError):  # it ends within a number, or has another type
-        at = -1
-    if at != end:
-        msg = f"no message of Protocol Buffers: {message[:64].hex()}"
-        raise ValueError(msg)
-    return numbers, nested, values
 
 
 def signed_32(value: int) -> int:

@@ -25,7 +25,6 @@ from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges
 from redrive.reading.entries import EntryReader
 from redrive.reading.positions import EntryId
-from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MAX_CONTENT, ReadMessage
 
 POLL_MILLISECONDS = 2_000
@@ -208,7 +207,7 @@ def _read(
 
 def read_entries(
     topic: ReadableTopic, piece: ranges.Range, entries: int, after: EntryId, ahead: int
-) -> Iterator[DeadLetterRow]:
+) -> Iterator[ReadMessage]:
     """Read all messages of some entries of a range, like `read_messages`.
 
     Args:
@@ -223,7 +222,7 @@ def read_entries(
 
 def read_ranges(
     topic: ReadableTopic, pieces: Mapping[ranges.Range, int], after: EntryId, ahead: int
-) -> Iterator[DeadLetterRow]:
+) -> Iterator[ReadMessage]:
     """Read all messages of some entries of ranges of one partition; see `read_entries`.
 
     Args:
@@ -242,38 +241,39 @@ def read_ranges(
     for message in read_messages(topic, index, after, spans, ahead):
         ledger, entry = message.place.entries[-1]
         if entry in wanted.get(ledger, ()):
-            yield DeadLetterRow.of(message, index)
+            yield message
         del message  # before the next one is decompressed
 
 
-class RowsByRange:
+class MessagesByRange:
     """Messages of several ranges that are read together, by range.
 
     Args:
-        rows: messages as by `read_ranges`.
+        messages: messages as by `read_ranges`.
     """
 
-    def __init__(self, rows: Generator[DeadLetterRow]) -> None:
-        self._rows = rows
-        self._next: DeadLetterRow | None = None
+    def __init__(self, messages: Generator[ReadMessage]) -> None:
+        self._messages = messages
+        self._next: ReadMessage | None = None
 
-    def of(self, piece: ranges.Range) -> Iterator[DeadLetterRow]:
+    def of(self, piece: ranges.Range) -> Iterator[ReadMessage]:
         """Yield the messages of a range; call it once for each range, in order.
 
         Some may be missing, for example those of a second reading.
         """
-        row, self._next = self._next, None
-        while (row := row or next(self._rows, None)) is not None:
-            if row.position[:2] > (piece.ledger, piece.last):
-                self._next = row
+        message, self._next = self._next, None
+        while (message := message or next(self._messages, None)) is not None:
+            place = message.place.entries[-1]
+            if place > (piece.ledger, piece.last):
+                self._next = message
                 return
-            if piece.holds(row.position):
-                yield row
-            row = None  # before the next one is decompressed
+            if place >= (piece.ledger, piece.first):
+                yield message
+            message = None  # before the next one is decompressed
 
     def close(self) -> None:
         """Close the reader."""
-        self._rows.close()
+        self._messages.close()
 
 
 def chunks_of_whole(

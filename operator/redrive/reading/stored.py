@@ -8,22 +8,30 @@ Messages answer to the same calls as those of the client.
 
 from __future__ import annotations
 
-import functools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import pulsar
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
+from redrive.reading.metadata import (
+    DecodeError,
+    EntryMetadata,
+    MessageFields,
+    SingleMetadata,
+    decode_entry,
+    decode_pair,
+    decode_single,
+)
 from redrive.reading.positions import (
     ONE_BYTE,
     encode_nested,
     encode_number,
     signed_32,
-    with_repeated,
 )
 
 MAX_CONTENT = 512 * 2**20
@@ -34,15 +42,6 @@ _MESSAGE_BYTES, _FIELD_BYTES = 1_024, 64
 their contents. Either may take few bytes of the batch."""
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = 4
-# Fields of MessageMetadata.
-_PUBLISH_TIME, _PROPERTIES, _KEY, _COMPRESSION, _UNCOMPRESSED = 3, 4, 6, 8, 9
-_IN_BATCH, _EVENT_TIME, _ENCRYPTION_KEYS, _SCHEMA_VERSION, _ORDERING_KEY = 11, 12, 13, 16, 18
-_KEY_IN_BASE64 = 17
-_NULL_VALUE, _UUID, _CHUNKS, _TOTAL, _CHUNK = 25, 26, 27, 28, 29
-# Fields of SingleMessageMetadata → those of MessageMetadata with the same meaning.
-_SINGLE_PROPERTIES, _PAYLOAD_SIZE = 1, 3
-_SINGLE_NUMBERS = {5: _EVENT_TIME, 9: _NULL_VALUE}
-_SINGLE_BYTES = {2: _KEY, 7: _ORDERING_KEY}
 _BASE64 = re.compile(rb"(?:[a-zA-Z\d+/]{4})*(?:[a-zA-Z\d+/]{2}(?:==)?|[a-zA-Z\d+/]{3}=?)?")
 """As a broker decodes it."""
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
@@ -59,7 +58,8 @@ Place = tuple[int, int]
 _T = TypeVar("_T")
 
 
-class NoText(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NoText:
     """Name and value of a property of which one is not UTF-8."""
 
     name: bytes
@@ -94,14 +94,12 @@ class StoredEntry(NamedTuple):
     """An entry, of which the metadata is read.
 
     Attributes:
-        numbers: fields of its metadata that are numbers.
-        texts: its other fields, but for properties.
+        metadata: its metadata.
         properties: names and values.
         content: behind the metadata, as it was sent.
     """
 
-    numbers: dict[int, int]
-    texts: dict[int, bytes]
+    metadata: EntryMetadata
     properties: Sequence[Property]
     content: bytes
 
@@ -123,17 +121,19 @@ class StoredEntry(NamedTuple):
         size, at = int.from_bytes(entry[at : at + _SIZE]), at + _SIZE
         if at + size > len(entry):
             raise MalformedEntryError(f"{size} bytes of metadata in {len(entry)} bytes")
-        return cls(*_fields(entry[at : at + size], _PROPERTIES), entry[at + size :])
+        metadata = _decoded(decode_entry, entry[at : at + size])
+        return cls(metadata, _properties(metadata), entry[at + size :])
 
     @property
     def messages(self) -> int:
         """Return the number of messages that the broker counts it as, true or not."""
-        return signed_32(self.numbers.get(_IN_BATCH, 1))
+        metadata = self.metadata
+        return signed_32(metadata.in_batch) if metadata.HasField("in_batch") else 1
 
     @property
     def is_encrypted(self) -> bool:
         """Return True if only its readers can decrypt the content."""
-        return _ENCRYPTION_KEYS in self.texts
+        return self.metadata.HasField("encryption_keys")
 
     @property
     def chunk(self) -> Chunk | None:
@@ -142,20 +142,18 @@ class StoredEntry(NamedTuple):
         Raises:
             MalformedEntryError: it is a part that can't be one.
         """
-        if _CHUNKS not in self.numbers:  # as mostly
+        metadata = self.metadata
+        parts = signed_32(metadata.chunks)
+        if parts <= 1:  # as mostly
             return None
-        parts = signed_32(self.numbers[_CHUNKS])
-        if parts <= 1:
-            return None
-        if _IN_BATCH in self.numbers:
-            if self.numbers.get(_COMPRESSION):  # clients decompress no chunk, nor this batch
+        if metadata.HasField("in_batch"):
+            if metadata.compression:  # clients decompress no chunk, nor this batch
                 raise MalformedEntryError(f"a compressed batch that is one of {parts} chunks")
             return None
-        part, size = (signed_32(self.numbers.get(field, 0)) for field in (_CHUNK, _TOTAL))
+        part, size = signed_32(metadata.chunk), signed_32(metadata.total_size)
         if not 0 <= part < parts <= min(size, MAX_CHUNKS) or size > MAX_CONTENT:
             raise MalformedEntryError(f"chunk {part} of {parts}, of {size} bytes together")
-        uuid = self.texts.get(_UUID, b"")
-        return Chunk(uuid, part, parts, None if self.is_encrypted else size)
+        return Chunk(metadata.uuid, part, parts, None if self.is_encrypted else size)
 
     def of(
         self,
@@ -176,19 +174,19 @@ class StoredEntry(NamedTuple):
         Raises:
             MalformedEntryError: it holds others than its metadata names.
         """
-        key = self.texts.get(_KEY, b"")
-        if self.numbers.get(_KEY_IN_BASE64) and not _BASE64.fullmatch(key):
+        metadata = self.metadata
+        if metadata.key_in_base64 and not _BASE64.fullmatch(metadata.key):
             raise MalformedEntryError("a key in base64 that is none")
-        is_compressed = bool(self.numbers.get(_COMPRESSION)) and not self.is_encrypted
-        if is_compressed and max_content < self.numbers.get(_UNCOMPRESSED, 0) <= MAX_CONTENT:
-            return [self.oversized(chunks, partition)]
-        if not self.is_encrypted:
-            content = self._decompressed(content)
-            if _IN_BATCH in self.numbers:
+        is_batch, compression = metadata.HasField("in_batch"), metadata.compression
+        if not metadata.HasField("encryption_keys"):
+            if compression:
+                if max_content < metadata.uncompressed_size <= MAX_CONTENT:
+                    return [self.oversized(chunks, partition)]
+                content = self._decompressed(compression, content)
+            if is_batch:
                 return self._of_batch(content, chunks[-1], partition, max_content)
-        elif _IN_BATCH in self.numbers:
-            compressed = bool(self.numbers.get(_COMPRESSION))
-            self._check_count(self._uncompressed_size() if compressed else len(content))
+        elif is_batch:
+            self._check_count(self._uncompressed_size() if compression else len(content))
         return [self._message(chunks, partition, content)]
 
     def oversized(self, chunks: Sequence[Place], partition: int) -> ReadMessage:
@@ -199,7 +197,7 @@ class StoredEntry(NamedTuple):
 
     def _message(self, chunks: Sequence[Place], partition: int, content: bytes) -> ReadMessage:
         place = MessagePlace(partition, chunks)
-        return ReadMessage(place, self.numbers, self.texts, self.properties, content)
+        return ReadMessage(place, self.metadata, self.properties, content)
 
     def _of_batch(
         self, batch: bytes, entry: Place, partition: int, max_content: int
@@ -214,28 +212,16 @@ class StoredEntry(NamedTuple):
             # A field takes two bytes at least.
             if room < _MESSAGE_BYTES + (min(behind, len(batch)) - begin) // 2 * _FIELD_BYTES:
                 return [self.oversized((entry,), partition)]
-            numbers, texts, properties = _fields(batch[begin:behind], _SINGLE_PROPERTIES)
+            metadata = _decoded(decode_single, batch[begin:behind])
+            properties = _properties(metadata)
             room -= _MESSAGE_BYTES + _FIELD_BYTES * len(properties)
-            size = signed_32(numbers.get(_PAYLOAD_SIZE, 0))
+            size = signed_32(metadata.payload_size)
             at = behind + size
             if begin > len(batch) or size < 0 or at > len(batch):
                 raise MalformedEntryError(f"{count} messages in a batch that ends in {index}")
             place = MessagePlace(partition, (entry,), index, count)
-            messages.append(
-                ReadMessage(
-                    place,
-                    {
-                        _PUBLISH_TIME: self.numbers.get(_PUBLISH_TIME, 0),
-                        **_renamed(numbers, _SINGLE_NUMBERS),
-                    },
-                    {
-                        _SCHEMA_VERSION: self.texts.get(_SCHEMA_VERSION, b""),
-                        **_renamed(texts, _SINGLE_BYTES),
-                    },
-                    properties,
-                    batch[behind:at],
-                )
-            )
+            content = batch[behind:at]
+            messages.append(ReadMessage(place, self.metadata, properties, content, metadata))
         return messages
 
     def _check_count(self, size: int) -> None:
@@ -243,10 +229,7 @@ class StoredEntry(NamedTuple):
         if not 0 < self.messages <= size // _SIZE:
             raise MalformedEntryError(f"a batch of {self.messages} messages in {size} bytes")
 
-    def _decompressed(self, content: bytes) -> bytes:
-        kind = self.numbers.get(_COMPRESSION, 0)
-        if not kind:
-            return content
+    def _decompressed(self, kind: int, content: bytes) -> bytes:
         size = self._uncompressed_size()
         try:
             return _decompressed(kind, content, size)
@@ -255,7 +238,7 @@ class StoredEntry(NamedTuple):
 
     def _uncompressed_size(self) -> int:
         """Return the size that the producer stated, which is within the limit."""
-        size = self.numbers.get(_UNCOMPRESSED, 0)
+        size = self.metadata.uncompressed_size
         if size > MAX_CONTENT:
             raise MalformedEntryError(f"{size} bytes, more than {MAX_CONTENT}")
         return size
@@ -293,6 +276,8 @@ class ReadMessage:
 
     Attributes:
         place: where it lies.
+        entry: metadata of its entry.
+        fields: its own metadata, which is that of its entry if it is in no batch.
         is_oversized: True if its content was above the limit of the reader and is left out. If its
             entry is a batch, the message stands for all messages of it.
 
@@ -300,18 +285,19 @@ class ReadMessage:
         UnicodeDecodeError: from each method that returns text, if its producer wrote none.
     """
 
-    __slots__ = ("_content", "_numbers", "_properties", "_texts", "is_oversized", "place")
+    __slots__ = ("_content", "_properties", "entry", "fields", "is_oversized", "place")
 
     def __init__(
         self,
         place: MessagePlace,
-        numbers: dict[int, int],
-        texts: dict[int, bytes],
+        entry: EntryMetadata,
         properties: Sequence[Property],
         content: bytes,
+        single: SingleMetadata | None = None,
     ) -> None:
         self.place, self.is_oversized = place, False
-        self._numbers, self._texts = numbers, texts
+        self.entry = entry
+        self.fields: MessageFields = entry if single is None else single
         self._properties, self._content = properties, content
 
     def message_id(self) -> pulsar.MessageId:
@@ -324,52 +310,65 @@ class ReadMessage:
 
     def has_null_value(self) -> bool:
         """Return True if it carries a null instead of bytes."""
-        return bool(self._numbers.get(_NULL_VALUE))
+        return bool(self.fields.null_value)
 
     def properties(self) -> dict[str, str]:
         """Return its properties; of those with the same name the last."""
-        if NoText in map(type, self._properties):
-            (name, value), *_ = (p for p in self._properties if isinstance(p, NoText))
-            return {name.decode(): value.decode()}  # raises an error
-        return dict(self._properties)  # type: ignore[arg-type]  # all are text
+        try:
+            return dict(self._properties)  # type: ignore[arg-type]  # a `NoText` raises an error
+        except TypeError:
+            invalid = next(p for p in self._properties if isinstance(p, NoText))
+            return {invalid.name.decode(): invalid.value.decode()}  # raises an error
 
     def partition_key(self) -> str:
         """Return its key; empty if it has none."""
-        return self._texts.get(_KEY, b"").decode()
+        return self.fields.key.decode()
 
     def ordering_key(self) -> str:
         """Return its ordering key; empty if it has none."""
-        return self._texts.get(_ORDERING_KEY, b"").decode()
+        return self.fields.ordering_key.decode()
 
     def schema_version(self) -> str:
         """Return the bytes of its schema's version, as text."""
-        return self._texts.get(_SCHEMA_VERSION, b"").decode()
+        return self.entry.schema_version.decode()
 
     def encryption_context(self) -> object | None:
         """Return None if its content is not encrypted."""
-        return self._texts.get(_ENCRYPTION_KEYS)
+        return self.entry.encryption_keys if self.entry.HasField("encryption_keys") else None
 
     def publish_timestamp(self) -> int:
         """Return when it was sent, in milliseconds since 1970."""
-        return self._numbers.get(_PUBLISH_TIME, 0)
+        return self.entry.publish_time
 
     def event_timestamp(self) -> int:
         """Return the time that its producer gave it, likewise; 0 for none."""
-        return self._numbers.get(_EVENT_TIME, 0)
+        return self.fields.event_time
 
 
-def _fields(
-    metadata: bytes, properties: int
-) -> tuple[dict[int, int], dict[int, bytes], list[Property]]:
+def _decoded(decode: Callable[[bytes], _T], metadata: bytes) -> _T:
     try:
-        numbers, texts, pairs = with_repeated(metadata, properties)
-        return (
-            numbers,
-            texts,
-            [_short_property(pair) if len(pair) <= _SHORT else _property(pair) for pair in pairs],
-        )
-    except ValueError as error:
-        raise MalformedEntryError(str(error)) from error
+        return decode(metadata)
+    except DecodeError as error:
+        raise MalformedEntryError(f"no metadata of a message: {metadata[:64].hex()}") from error
+
+
+def _properties(metadata: MessageFields) -> list[Property]:
+    return list(map(_KEPT_PROPERTIES.__getitem__, metadata.properties))
+
+
+class KeptProperties(dict[bytes, Property]):
+    """Decoded properties, of which the short ones are kept."""
+
+    def __missing__(self, pair: bytes) -> Property:
+        decoded = _property(pair)
+        if len(pair) <= _SHORT:
+            if len(self) >= _KEPT:
+                self.clear()
+            self[pair] = decoded
+        return decoded
+
+
+_KEPT_PROPERTIES = KeptProperties()
 
 
 def _property(pair: bytes) -> Property:
@@ -380,9 +379,6 @@ def _property(pair: bytes) -> Property:
         return NoText(name, value)
 
 
-_short_property = functools.lru_cache(_KEPT)(_property)
-
-
 def _pair(pair: bytes) -> tuple[bytes, bytes]:
     if len(pair) > 3 and pair[0] == _NAME_TAG and (name := pair[1]) < ONE_BYTE:  # noqa: PLR2004
         # As clients write a short name and a short value.
@@ -390,12 +386,8 @@ def _pair(pair: bytes) -> tuple[bytes, bytes]:
         size = len(pair) - at
         if 0 <= size < ONE_BYTE and pair[at - 2] == _VALUE_TAG and pair[at - 1] == size:
             return pair[2 : at - 2], pair[at:]
-    _, texts, _ = with_repeated(pair, 0)
-    return texts.get(1, b""), texts.get(2, b"")
-
-
-def _renamed(values: dict[int, _T], names: dict[int, int]) -> dict[int, _T]:
-    return {names[field]: value for field, value in values.items() if field in names}
+    decoded = _decoded(decode_pair, pair)
+    return decoded.name, decoded.value
 
 
 def _id(place: Place) -> bytes:

@@ -207,11 +207,12 @@ class Leaders:
 
     Attributes:
         causes: their causes by hash of the key; at most *limit*.
+        limit: 0 if no key is remembered.
     """
 
     def __init__(self, limit: int = MAX_LEADERS) -> None:
         self.causes: dict[str, FailureCause] = {}
-        self._limit = limit
+        self.limit = limit
 
     def counted(self, failure: FailureCause, key: str | None, *, follows: bool) -> FailureCause:
         """Return the cause with which a message counts; call it in the order of messages.
@@ -219,13 +220,13 @@ class Leaders:
         If a message follows a dead letter of another range, the fingerprint is the hash of its key,
         see `counted_causes`.
         """
-        if key is None or not self._limit:
+        if key is None or not self.limit:
             return failure
         name = hashlib.blake2b(key.encode(errors="replace"), digest_size=8).hexdigest()
         if follows:
             unknown = failure if failure.cause else FOLLOWER._replace(fingerprint=name)
             return self.causes.get(name, unknown)
-        if name in self.causes or len(self.causes) < self._limit:
+        if name in self.causes or len(self.causes) < self.limit:
             self.causes[name] = failure
         return failure
 

@@ -8,7 +8,6 @@ some message with that id or a higher one was stored, and the broker forgets it 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -123,9 +122,21 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
 
 def by_entry(messages: Iterable[_Message]) -> Iterator[list[_Message]]:
     """Group messages by entry."""
-    # Faster than `entry_id`, which would create a named tuple for each message.
-    for _, entry in itertools.groupby(messages, key=lambda message: message.position[:2]):
-        yield list(entry)
+    entry: list[_Message] = []
+    place = None
+    for message in messages:
+        # Faster than `entry_id`, which would create a named tuple for each message.
+        if entry and message.position[:2] != place:
+            yield entry
+            entry = []
+        if message.batch_size == 1:
+            yield [message]
+        else:
+            place = message.position[:2]
+            entry.append(message)
+        del message  # before the next one is decompressed
+    if entry:
+        yield entry
 
 
 def read_first(

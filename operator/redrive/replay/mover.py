@@ -422,20 +422,22 @@ class RangeMover:
         task, route = self._task, self._route
         if self._is_first_reading:
             self._is_first_reading = False
-            for row in self._connections.rows.of(task.range):
-                for entry in row.chunks or (row.position.entry_id,):
+            for message in self._connections.messages.of(task.range):
+                for entry in message.place.entries:
                     if task.range.holds(Position(*entry, 0)):
-                        entries &= ~(1 << entry.entry - task.range.first)
-                yield row
-                del row  # before the next one is decompressed
+                        entries &= ~(1 << entry[1] - task.range.first)
+                yield DeadLetterRow.of(message, task.range.partition)
+                del message  # before the next one is decompressed
             if not entries:
                 return
         topic = ReadableTopic(
             self._client, route.admin_url, route.source, max_content=lookup.MAX_CONTENT
         )
-        yield from reader.read_entries(
+        messages = reader.read_entries(
             topic, task.range, entries, task.first_of(entries), task.ahead
         )
+        # `map` holds no message while the next one is decompressed.
+        yield from map(DeadLetterRow.of, messages, itertools.repeat(task.range.partition))
 
     def _properties(self, row: DeadLetterRow) -> dict[str, str]:
         route = self._route

@@ -28,8 +28,9 @@ from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader
 from redrive.reading.positions import Try, sequence_id
 from redrive.reading.ranges import Partition, Range
-from redrive.reading.reader import ReadableTopic, RowsByRange
+from redrive.reading.reader import MessagesByRange, ReadableTopic
 from redrive.reading.rows import DeadLetterRow
+from redrive.reading.stored import ReadMessage
 from redrive.replay import lookup
 from redrive.replay.ledger import Lease, mounted_key
 from redrive.replay.outcome import Key, RangeOutcome
@@ -536,11 +537,11 @@ class TaskConnections:
         self.source: Partition | None = None
         self._poll_due = time.monotonic() + POLL_SECONDS
         self._transport: ProtocolTransport | None = None
-        self.rows = RowsByRange(self._read_all(tasks))
+        self.messages = MessagesByRange(self._read_all(tasks))
 
     def close(self) -> None:
         """Close all connections but the client."""
-        self.rows.close()
+        self.messages.close()
         self.lease.close()
         if self._transport is not None:
             self._transport.end()
@@ -569,7 +570,7 @@ class TaskConnections:
             now = time.monotonic()
             self._poll_due = now + max(POLL_SECONDS, POLL_SHARE * (now - begun))
 
-    def _read_all(self, tasks: Sequence[RangeTask]) -> Generator[DeadLetterRow]:
+    def _read_all(self, tasks: Sequence[RangeTask]) -> Generator[ReadMessage]:
         pieces = {task.range: task.to_read for task in tasks if task.to_read}
         if len(pieces) < 2:  # noqa: PLR2004  a range alone is read for each attempt
             return

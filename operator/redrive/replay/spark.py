@@ -35,8 +35,9 @@ from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
 from redrive.replay.account import MAX_LEADERS, Leaders
 from redrive.replay.job import plan
-from redrive.replay.job.plan import GROUPS, PlannedRange, Scan, Scanned, ScannedMessage
+from redrive.replay.job.plan import GROUPS, PlannedRange, Scan, Scanned
 from redrive.replay.job.queue_plan import parts, read_part
+from redrive.replay.job.scanned import ScannedMessage, row_of
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.spec import (
@@ -323,7 +324,10 @@ class ScanPartition(InputPartition):
     def messages(self) -> Iterator[rows.DeadLetterRow]:
         """Yield the messages of the ranges."""
         with plan.reading(self.scans) as (_, messages):
-            yield from itertools.chain.from_iterable(messages)
+            for scan, read in zip(self.scans, messages, strict=True):
+                index = scan.piece.range.partition
+                # `map` holds no message while the next one is decompressed.
+                yield from map(row_of, read, itertools.repeat(index))
 
 
 @dataclass

@@ -8,11 +8,12 @@ credentials of the replay role as files, which `BrokerAccess` in the environment
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
@@ -76,7 +77,8 @@ class Choice:
         )
 
 
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+_FINGERPRINT_DIGITS = 16
+_FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_DIGITS}}}")
 
 
 class FailureCause(NamedTuple):
@@ -90,15 +92,21 @@ class FailureCause(NamedTuple):
     cause: str = ""
     fingerprint: str = ""
 
-    @classmethod
-    def of(cls, properties: Mapping[str, str]) -> Self:
+    @staticmethod
+    def of(properties: Mapping[str, str | None]) -> FailureCause:
         """Return the cause in the properties of a message, which any client may have written."""
-        cause, fingerprint = properties.get(CAUSE_TYPE), properties.get(CAUSE_FINGERPRINT)
-        if not cause and not fingerprint:
-            return cls()
-        if not fingerprint or not _FINGERPRINT.fullmatch(fingerprint):
+        cause = properties.get(CAUSE_TYPE) or ""
+        if len(cause) > MAX_CAUSE:
+            cause = cause[:MAX_CAUSE]
+        fingerprint = properties.get(CAUSE_FINGERPRINT) or ""
+        if len(fingerprint) != _FINGERPRINT_DIGITS:
             fingerprint = ""
-        return cls((cause or "")[:MAX_CAUSE], fingerprint)
+        return _failure(cause, fingerprint)
+
+
+@functools.lru_cache(1_024)  # most messages have one of few causes
+def _failure(cause: str, fingerprint: str) -> FailureCause:
+    return FailureCause(cause, fingerprint if _FINGERPRINT.fullmatch(fingerprint) else "")
 
 
 FOLLOWER = FailureCause(DeadReason.FOLLOWS.value)
@@ -274,12 +282,16 @@ class Chooser:
     """Evaluates a choice for single messages, without its limit.
 
     The partition of an id is ignored, because partitions share no ledgers of BookKeeper.
+
+    Attributes:
+        reads_keys: True if the choice depends on keys.
     """
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
         lists = choice.ids, choice.keys, choice.causes, choice.fingerprints
         self._takes_all = not any(lists) and choice.since is None and choice.until is None
+        self.reads_keys = bool(choice.keys)
         self._keys = frozenset(choice.keys)
         self._causes = frozenset(cause[:MAX_CAUSE] for cause in choice.causes)
         self._fingerprints = frozenset(choice.fingerprints)

@@ -209,7 +209,7 @@ def test_missing_answer_ends_the_session(
 
 
 def test_read_of_bounded_size_leaves_the_rest_at_its_sender(broker: ScriptedBroker) -> None:
-    large = frames.frame(frames.MESSAGE, encode_nested(2, bytes(2**20)))
+    large = frames.frame(frames.MESSAGE, encode_nested(15, bytes(2**20)))
     with (
         serving(broker, [CONNECTED, lookup_response(broker.url), 8 * large]),
         closing(session(broker.url)) as reading,
@@ -391,6 +391,22 @@ def test_invalid_frame_is_refused(sizes: str) -> None:
     """Such as the answer of a web server."""
     with pytest.raises(ValueError, match="a frame"):
         reading_frames.take_frames(bytearray(bytes.fromhex(sizes)))
+
+
+def test_message_with_an_invalid_id_is_refused() -> None:
+    broken = encode_nested(2, b"\x08")
+    for fields in (broken, broken + encode_nested(15, bytes(200))):
+        received = bytearray(reading_frames.frame(reading_frames.MESSAGE, fields))
+        with pytest.raises(ValueError, match="CommandMessage"):
+            reading_frames.take_frames(received)
+
+
+@pytest.mark.parametrize("more", [b"", encode_nested(15, bytes(200))])
+def test_message_has_the_place_of_its_entry(more: bytes) -> None:
+    place = encode_nested(2, encode_number(1, 2**64 - 1) + encode_number(2, 70_000))
+    received = bytearray(reading_frames.frame(reading_frames.MESSAGE, place + more))
+    (command,) = reading_frames.take_frames(received)
+    assert (command.kind, command.place) == (reading_frames.MESSAGE, (-1, 70_000))
 
 
 def test_connect_without_method_has_no_credentials() -> None:

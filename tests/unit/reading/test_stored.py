@@ -204,6 +204,20 @@ def test_long_metadata_in_a_batch_is_not_decoded() -> None:
     assert peak < 10_000
 
 
+def test_few_short_properties_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = stored.KeptProperties()
+    monkeypatch.setattr(stored, "_KEPT_PROPERTIES", kept)
+    long = bytes_of(RawEntry(encode_nested(4, encode_nested(2, b"v" * 10_000))))
+    for entry in (long, long):
+        assert StoredEntry.read(entry).properties == [("", "v" * 10_000)]
+    assert not kept
+    for number in range(3_000):
+        pair = encode_nested(1, b"id") + encode_nested(2, str(number).encode())
+        entry = bytes_of(RawEntry(encode_nested(4, pair)))
+        assert StoredEntry.read(entry).properties == [("id", str(number))]
+    assert 0 < len(kept) <= 1_024
+
+
 def test_chunks_above_the_limit_are_not_kept() -> None:
     chunks, content = ChunksRead(10), bytes(8)
     assert chunks.add(stored.Chunk(b"a", 0, 2, 16), (1, 0), content) is None

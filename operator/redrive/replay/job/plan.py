@@ -22,8 +22,9 @@ from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
-from redrive.reading.reader import ReadableTopic, RowsByRange
+from redrive.reading.reader import MessagesByRange, ReadableTopic
 from redrive.reading.rows import DeadLetterRow
+from redrive.reading.stored import ReadMessage
 from redrive.replay.account import (
     MAX_LEADERS,
     Account,
@@ -37,6 +38,7 @@ from redrive.replay.account import (
     frequent_causes,
     shown_causes,
 )
+from redrive.replay.job.scanned import ScannedMessage, StoredMessage
 from redrive.replay.lookup import MAX_CONTENT, by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan, RefusedEntry
@@ -56,68 +58,6 @@ GROUPS = 4
 GROUP_RANGES, GROUP_ENTRIES = 16, 1_000
 """Maximum numbers of ranges and entries of a group. If a task that moves it is lost, each range is
 searched in the target."""
-
-
-class ScannedMessage(NamedTuple):
-    """Fields of a message that a plan needs."""
-
-    position: Position
-    batch_size: int
-    first_chunk: EntryId | None
-    encrypted: bool
-    unreadable: bool
-    schema_version: int | None
-    failure: FailureCause
-    published: int
-    size: int
-    replays: int
-    selected: bool
-    evaluated: bool = True
-    """False if the condition could not be computed, and other criteria select the message."""
-    delivered: bool = True
-    oversized: bool = False
-    follows: bool = False
-
-    @classmethod
-    def undelivered(cls, position: Position, *, selected: bool | None) -> ScannedMessage:
-        """Return a placeholder for an entry that no client can show.
-
-        Args:
-            position: its position.
-            selected: None if the selection depends on its content.
-        """
-        return cls(
-            position, 1, None, encrypted=False, unreadable=False, schema_version=None,
-            failure=FailureCause(), published=0, size=0, replays=0, selected=bool(selected),
-            evaluated=selected is not None, delivered=False,
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, row: DeadLetterRow, chooser: Chooser, leaders: Leaders) -> ScannedMessage:
-        """Return the fields of *row*, and whether *chooser* selects it."""
-        if not row.delivered:
-            taken = chooser.takes_undelivered(row.position)
-            return cls.undelivered(row.position, selected=taken)
-        failure = FailureCause.of(row.properties)
-        follows = row.follows
-        # Names of arguments would take a third of the time.
-        return cls(
-            row.position,
-            row.batch_size,
-            row.first_chunk,
-            row.encrypted,
-            row.unreadable,
-            row.schema_version,
-            leaders.counted(failure, row.sequence_key, follows=follows),
-            row.publish_time,
-            row.size,
-            row.replays,
-            chooser.takes(row.position, row.keys, row.publish_time, failure),
-            True,  # noqa: FBT003
-            True,  # noqa: FBT003
-            row.oversized,
-            follows,
-        )
 
 
 class PlannedRange(NamedTuple):
@@ -263,16 +203,16 @@ def scan_all(tasks: Sequence[Scan]) -> list[PlannedRange]:
 @contextmanager
 def reading(
     tasks: Sequence[Scan],
-) -> Iterator[tuple[broker.ReadingClient, Iterator[Iterator[DeadLetterRow]]]]:
+) -> Iterator[tuple[broker.ReadingClient, Iterator[Iterator[StoredMessage]]]]:
     """Open a client and the messages of each scan, which are read together, in order."""
     with (
         broker.connect(tasks[0].service_url) as client,
-        closing(RowsByRange(_read_all(client, tasks))) as rows,
+        closing(MessagesByRange(_read_all(client, tasks))) as messages,
     ):
-        yield client, (read_dead_letters(client, task, rows) for task in tasks)
+        yield client, (read_dead_letters(client, task, messages) for task in tasks)
 
 
-def _read_all(client: broker.ReadingClient, tasks: Sequence[Scan]) -> Generator[DeadLetterRow]:
+def _read_all(client: broker.ReadingClient, tasks: Sequence[Scan]) -> Generator[ReadMessage]:
     pieces = {task.piece.range: task.entries for task in tasks if task.entries}
     if len(pieces) > 1:
         after, ahead = (min(task.piece.after for task in tasks), min(task.ahead for task in tasks))
@@ -280,40 +220,42 @@ def _read_all(client: broker.ReadingClient, tasks: Sequence[Scan]) -> Generator[
 
 
 def plan_dead_letters(
-    task: Scan, messages: Iterable[DeadLetterRow], schema_refusal: Callable[[int | None], str]
+    task: Scan, messages: Iterable[StoredMessage], schema_refusal: Callable[[int | None], str]
 ) -> PlannedRange:
     """Plan a range from its *messages*."""
     chooser, leaders = Chooser(task.choice), Leaders(MAX_LEADERS if task.sequenced else 0)
     # `map` holds no message while the next one is decompressed.
-    read = functools.partial(ScannedMessage.of, chooser=chooser, leaders=leaders)
+    read = functools.partial(ScannedMessage.read, chooser=chooser, leaders=leaders)
     return plan(task.piece.range, map(read, messages), schema_refusal, task.choice, leaders.causes)
 
 
 def read_dead_letters(
-    client: broker.ReadingClient, task: Scan, rows: RowsByRange | None = None
-) -> Iterator[DeadLetterRow]:
+    client: broker.ReadingClient, task: Scan, messages: MessagesByRange | None = None
+) -> Iterator[StoredMessage]:
     """Yield the messages of a scan, and a placeholder for each entry that no client can show.
 
-    *rows* are messages that are read together with those of other scans. It raises the errors of
+    *messages* are read together with those of other scans. It raises the errors of
     `reader.read_entries`.
     """
     source_range, entries = task.piece.range, task.entries
     topic = task.readable(client)
     read: set[int] = set()
 
-    def read_others() -> Iterator[DeadLetterRow]:
+    def read_others() -> Iterator[ReadMessage]:
         others = entries & ~bitmap.of(read, source_range.size)
         if others:
             after = task.piece.after
             yield from reader.read_entries(topic, source_range, others, after, task.ahead)
 
-    together = () if rows is None else rows.of(source_range)
-    for row in itertools.chain(together, read_others()):
-        read.add(row.position.entry - source_range.first)
-        if row.chunks:
-            read.update(_offsets(source_range, row.chunks))
-        yield row
-        del row  # before the next one is decompressed
+    together = () if messages is None else messages.of(source_range)
+    first = source_range.first
+    for message in itertools.chain(together, read_others()):
+        chunks = message.place.entries
+        read.add(chunks[-1][1] - first)
+        if len(chunks) > 1:
+            read.update(_offsets(source_range, chunks))
+        yield message
+        del message  # before the next one is decompressed
     missing = entries & ~bitmap.of(read, source_range.size)
     if missing:
         yield from _undelivered(topic, source_range, missing)
@@ -332,11 +274,11 @@ def _undelivered(
         yield DeadLetterRow.undelivered(index, source_range.entry_id(offset))
 
 
-def _offsets(source_range: Range, entries: Iterable[EntryId]) -> Iterator[int]:
+def _offsets(source_range: Range, entries: Iterable[tuple[int, int]]) -> Iterator[int]:
     return (
-        entry.entry - source_range.first
-        for entry in entries
-        if source_range.holds(Position(*entry, 0))
+        entry - source_range.first
+        for ledger, entry in entries
+        if source_range.holds(Position(ledger, entry, 0))
     )
 
 
@@ -369,24 +311,24 @@ def plan(
     refused: list[RefusedEntry] = []
     following = 0
     for batch in by_entry(messages):
+        first = batch[0]
         scanned += len(batch)
-        count = sum([message.selected for message in batch])  # faster than by a generator
-        unevaluated += sum([not message.evaluated for message in batch]) if room >= 0 else 0
+        count, failed = _selected(batch)
+        unevaluated += failed if room >= 0 else 0
         if not count:
-            following += sum(message.follows for message in batch)
+            following += sum([message.follows for message in batch])
             continue
         room = room - count if count <= room else -1
         if room < 0:
             continue
-        first, entry = batch[0], batch[0].position.entry_id
         # A task reads the entry again before it discards it.
         is_discarded = choice.discards and not first.delivered
         cause = "" if is_discarded else refusal(batch, count, choice.max_replays)
         cause = cause or schema_refusal(first.schema_version)
         if cause:
-            refused.append(RefusedEntry(entry, count, cause))
+            refused.append(RefusedEntry(first.position.entry_id, count, cause))
             continue
-        offset = entry.entry - source_range.first
+        offset = first.position.entry - source_range.first
         selected.append(offset)
         if count > 1:
             sizes[offset] = count
@@ -406,6 +348,15 @@ def plan(
         source_range, planned, frequent_causes((causes,)), tuple(samples), size, leaders,
         following,
     )  # fmt: skip
+
+
+def _selected(batch: Sequence[ScannedMessage]) -> tuple[int, int]:
+    """Return the numbers of selected messages, and of those whose condition failed."""
+    if len(batch) == 1:  # as most
+        (message,) = batch
+        return int(message.selected), int(not message.evaluated)
+    failed = sum([not message.evaluated for message in batch])
+    return sum([message.selected for message in batch]), failed
 
 
 class Engine(Protocol):

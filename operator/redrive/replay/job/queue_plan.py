@@ -20,7 +20,8 @@ from redrive.reading import broker
 from redrive.reading.queues import MessageQueue, QueueCluster
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.account import CauseFigures, frequent_causes
-from redrive.replay.job.plan import SHOWN, ScannedMessage
+from redrive.replay.job.plan import SHOWN
+from redrive.replay.job.scanned import ScannedMessage
 from redrive.replay.spec import FailureCause
 
 RECORD_BYTES, RECORD_OFFSETS, RECORD_PARTS = 64 * 2**20, 2**24, 2**18

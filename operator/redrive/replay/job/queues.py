@@ -66,7 +66,6 @@ from redrive.replay.job.plan import (
     DesiredState,
     RunPreview,
     Scanned,
-    ScannedMessage,
 )
 from redrive.replay.job.plan import SHOWN as SHOWN_CAUSES
 from redrive.replay.job.progress import Progress
@@ -83,6 +82,7 @@ from redrive.replay.job.queue_plan import (
     write_positions,
 )
 from redrive.replay.job.run import Review
+from redrive.replay.job.scanned import ScannedMessage
 from redrive.replay.ledger import FencedError, lost
 from redrive.replay.records import RefusedMessage
 from redrive.replay.spec import Chooser, QueueReplayJob

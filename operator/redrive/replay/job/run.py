@@ -329,8 +329,8 @@ def _returned(
             if chunked:  # the record contains only the first and last entry of a message
                 after = reader.first_entry(source_range, chunked, record.chunks)
                 ahead = reader.prefetch(partition.entry_bytes)
-                for row in reader.read_entries(topic, source_range, chunked, after, ahead):
-                    yield from row.acknowledgements
+                for message in reader.read_entries(topic, source_range, chunked, after, ahead):
+                    yield from rows.DeadLetterRow.of(message, partition.index).acknowledgements
 
 
 def takes_all(job: ReplayJob) -> bool:

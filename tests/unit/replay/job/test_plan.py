@@ -36,7 +36,6 @@ from redrive.replay.job.plan import (
     RunPreview,
     Scan,
     Scanned,
-    ScannedMessage,
 )
 from redrive.replay.job.plan import plan as plan_range
 from redrive.replay.job.run import (
@@ -46,6 +45,7 @@ from redrive.replay.job.run import (
     takes_all,
     unread_ranges,
 )
+from redrive.replay.job.scanned import ScannedMessage
 from redrive.replay.lookup import by_entry, read_first, refusal
 from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.records import RangeRecord, Records
