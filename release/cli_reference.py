@@ -40,8 +40,8 @@ prints the name it was called by. The commands need the extra `cli` (`pip instal
 - A command ends after 15 s if its Inspection or plan lacks what a person has to provide, such as a
   ServiceAccount. It shows the reason. `replay --yes` and `follow` exit with 4 then, and the Replay
   waits. A wait for other runs has no such end.
-- `follow` takes Replays only: an Inspection ends with the command that created it, which alone can
-  decrypt its result.
+- `follow inspection/NAME` shows the summary of an Inspection, such as one with `export`. What an
+  Inspection encrypts for `causes` and `peek`, only that call can decrypt.
 - A [program for a pod](../howto/audit.md) compares the topics of Replays. It is no command, because
   it needs the replay role and the key of the ledger.
 - Lists are read in pages of 500. Ages have one unit (`41m`, `3h`, `12d`); times of day are local,

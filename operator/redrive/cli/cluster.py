@@ -46,6 +46,8 @@ RENEW_SECONDS = 1.0
 TICK_SECONDS = 1.0
 """Longest time between two yields of a watch: ages continue."""
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+_OBJECT_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]*[A-Za-z0-9])?")
+"""Names of objects, with those of RBAC; any other could be a part of a path or a query."""
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 KINDS = (CONNECTIONS, POLICIES, REPLAYS, APPROVALS, INSPECTIONS)
@@ -88,11 +90,12 @@ class Cluster:
         """Read the kubeconfig; sends no request.
 
         Raises:
-            ClusterError: there is no kubeconfig and no pod, or the context does not exist.
+            ClusterError: there is no kubeconfig and no pod, or the context does not exist; or no
+                namespace can have the name of the flags.
         """
         self._flags = flags
         self._configuration, self.context, namespace = _configuration(flags)
-        self.namespace = flags.namespace or namespace or "default"
+        self.namespace = _checked("namespace", flags.namespace or namespace or "default")
 
     @property
     def scope(self) -> str | None:
@@ -133,8 +136,9 @@ class Cluster:
 
         Raises:
             ObjectNotFoundError: it does not exist.
+            ClusterError: no object can have this name, which would be another path.
         """
-        return self.request("GET", resource.path(namespace, name))
+        return self.request("GET", resource.path(namespace, _checked(resource.kind, name)))
 
     def create(self, resource: Resource, body: Body, *, dry_run: str | None = None) -> Body:
         """Create *body* in its namespace; a field that the schema does not know is refused.
@@ -486,6 +490,14 @@ def _merged(body: Body, patch: Body) -> Body:
         else:
             merged[name] = value
     return merged
+
+
+def _checked(kind: str, name: str) -> str:
+    if not _OBJECT_NAME.fullmatch(name):
+        raise ClusterError(
+            f"no {kind} can have this name", got=name, remedy="use the name that kubectl shows"
+        )
+    return name
 
 
 def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:

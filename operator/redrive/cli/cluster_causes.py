@@ -88,7 +88,8 @@ def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
     if is_for_person and not (refresh or request.reveals or by_replay):
         summary = young_summary(request)
         if summary is not None:
-            _print_summary(request, summary)
+            repeat = "Count again, with consumers and examples: repeat it with --refresh"
+            print_summary(request, summary, repeat)
             return
     if request.kind is not POLICIES:
         request.check_evaluated()
@@ -104,7 +105,11 @@ def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
         if is_inspected or "where" in request.select or not is_impossible:
             raise
         say(f"{_LIMITS[other]}: {error}")
-        other(request)
+        try:
+            other(request)
+        except RedriveError as neither:
+            neither.add_note(f"Or read {request.direct_hint()}")
+            raise
 
 
 def _count_by_inspection(request: InspectionRequest) -> None:
@@ -120,8 +125,8 @@ def _count_by_inspection(request: InspectionRequest) -> None:
     print_causes(request, items, shown, [*summary_of(request, run_of(body)), *others])
 
 
-def _print_summary(request: InspectionRequest, inspection: Body) -> None:
-    """Print the causes in the status of an ended Inspection, with their age."""
+def print_summary(request: InspectionRequest, inspection: Body, *more: str) -> None:
+    """Print the causes in the status of an ended Inspection, with their age, and *more* notes."""
     metadata, run = inspection["metadata"], run_of(inspection)
     items = list(_planned_causes(run.get("causes") or (), run["matched"]))
     person = (metadata.get("annotations") or {}).get(REQUESTED_BY)
@@ -130,7 +135,8 @@ def _print_summary(request: InspectionRequest, inspection: Body) -> None:
     notes = [
         *summary_of(request, run),
         f"counted {age} ago by inspection.redrive.io/{metadata['name']}{author}",
-        "Count again, with consumers and examples: repeat it with --refresh",
+        *([f"wrote {clean(run['file'])}"] if "file" in run else []),
+        *more,
     ]
     _print_table(request, _PLANNED_COLUMNS, items, list(map(_planned_row, items)), notes)
 
@@ -168,7 +174,7 @@ def _cause_row(count: CauseCount) -> list[object]:
     return [
         *_planned_row(count),
         count["following"],
-        f"{consumers[0]} ({len(consumers)})" if consumers else "-",
+        f"{cut(clean(consumers[0]), _LONGEST_CAUSE)} ({len(consumers)})" if consumers else "-",
         count["example"],
     ]
 

@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "status": Subcommand("policies", "See", "connections and policies that need attention"),
     "history": Subcommand("policies", "See", "past Replays of a policy, with author and result"),
     "refused": Subcommand("replays", "See", "messages that a Replay did not move, and why"),
-    "follow": Subcommand("replay", "See", "progress of a Replay, until it ends"),
+    "follow": Subcommand("replay", "See", "progress of a Replay or an Inspection"),
     "doctor": Subcommand("installation", "See", "checks of the installation and of your rights"),
     "version": Subcommand("installation", "See", "versions, and where they differ"),
     "keys": Subcommand("keys", "See", "keys that wait for the retry of a message"),

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,12 +153,14 @@ class TableColumn:
         dropped: rank in which columns are left out where the terminal is narrow, the highest
             first; 0 for a column that stays.
         wide: True if it is shown with `-o wide` alone.
+        wrapped: True for a last column that continues on further lines where it does not fit.
     """
 
     title: str
     right: bool = False
     dropped: int = 0
     wide: bool = False
+    wrapped: bool = False
 
 
 def table(
@@ -168,7 +171,7 @@ def table(
     """Return the lines of a table.
 
     None is shown as `MISSING`. Where the table is wider than the terminal, columns are left out,
-    and the last one is cut.
+    and the last one is wrapped or cut.
     """
     texts = [[MISSING if cell is None else clean(cell) for cell in row] for row in rows]
     shown = [index for index, column in enumerate(columns) if wide or not column.wide]
@@ -179,19 +182,42 @@ def table(
     space = WIDTH_WITHOUT_TERMINAL if wide else width()
 
     def needed() -> int:
-        return sum(sizes[index] + 2 for index in shown[:-1]) + min(sizes[shown[-1]], 24)
+        return sum(sizes[i] + 2 for i in shown[:-1]) + min(sizes[shown[-1]], _LAST_COLUMN)
 
     for index in sorted(shown, key=lambda index: -columns[index].dropped):
         if needed() > space and columns[index].dropped:
             shown.remove(index)
-    lines = [
-        "  ".join(
+    *fixed, last = shown
+    lines: list[str] = []
+    for row in [[column.title for column in columns], *texts]:
+        cells = [
             (row[index].rjust if columns[index].right else row[index].ljust)(sizes[index])
-            for index in shown
-        ).rstrip()
-        for row in [[column.title for column in columns], *texts]
-    ]
-    return [cut(line, space) for line in lines]
+            for index in fixed
+        ]
+        end = row[last].rjust(sizes[last]) if columns[last].right else row[last]
+        head = "".join(f"{cell}  " for cell in cells)
+        if columns[last].wrapped and len(head) + len(end) > space:
+            lines += _wrapped(head, end, space)
+        else:
+            lines.append(cut(f"{head}{end}".rstrip(), space))
+    return lines
+
+
+_LAST_COLUMN = 24
+"""Width of the last column that is left to it if other columns can be left out."""
+
+
+def _wrapped(head: str, end: str, space: int) -> Iterator[str]:
+    """Yield a row with its last cell on several lines: below each other, or below the row."""
+    room = space - len(head)
+    if room >= max(_LAST_COLUMN, *map(len, end.split())):  # no word is divided
+        first, *others = textwrap.wrap(end, room, break_on_hyphens=False)
+        yield f"{head}{first}"
+        yield from (f"{' ' * len(head)}{line}" for line in others)
+        return
+    yield cut(head.rstrip(), space)
+    room = max(_LAST_COLUMN, space - 4)
+    yield from (f"    {line}" for line in textwrap.wrap(end, room, break_on_hyphens=False))
 
 
 def cut(line: str, space: int | None = None) -> str:

@@ -70,13 +70,13 @@ _COLUMNS = (
     TableColumn("CONNECTION", wide=True),
     TableColumn("TOPIC", wide=True),
     TableColumn("FIGURES", right=True, wide=True),
-    TableColumn("ATTENTION"),
+    TableColumn("ATTENTION", wrapped=True),
 )
 _CONNECTION_COLUMNS = (
     TableColumn("CONNECTION"),
     TableColumn("BROKER", dropped=1),
     TableColumn("POLICIES", right=True, dropped=2),
-    TableColumn("STATE"),
+    TableColumn("STATE", wrapped=True),
 )
 _HISTORY_COLUMNS = (
     TableColumn("REPLAY"),

@@ -26,8 +26,8 @@ from redrive.cli.frame import (
     Seconds,
     WriteFlags,
     cluster_options,
+    names_of,
     policy_argument,
-    replay_argument,
     write_options,
 )
 from redrive.cli.output import (
@@ -76,6 +76,7 @@ LATEST_START = timedelta(hours=1)
 """Time in which a Replay must be launched, in the queue of its policy."""
 _ROCKETMQ_WORDS = {"rmqpol", "rocketmqretrypolicy", "rocketmqretrypolicies"}
 """Names of the kind before the name of a policy, as those of kubectl."""
+_INSPECTION_WORDS = {"inspection", "inspections", "inspection.redrive.io", "inspections.redrive.io"}
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
@@ -236,15 +237,25 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
 
 
 @click.command()
-@replay_argument
+@click.argument("name", metavar="[inspection/]NAME", shell_complete=names_of("replays"))
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Give up after this time: exit 4.")
 @output_option("json", "yaml", "name")
 @utc_option
 @cluster_options
-def follow(replay: str, timeout: float | None, output: str | None, flags: ClusterFlags) -> int:
-    """Show the progress of a Replay until it ends; at a terminal, confirm one in review."""
+def follow(name: str, timeout: float | None, output: str | None, flags: ClusterFlags) -> int:
+    """Show the progress of a Replay until it ends; at a terminal, confirm one in review.
+
+    With inspection/NAME it follows an Inspection, and shows the causes that it has counted.
+    Interrupted, it detaches: the Replay or the Inspection continues.
+    """
     cluster = Cluster(flags)
-    body = cluster.get(REPLAYS, cluster.namespace, replay)
+    kind, _, inspection = name.partition("/")
+    if kind in _INSPECTION_WORDS and inspection:
+        # Most of its modules are not needed for a Replay.
+        from redrive.cli.inspection_run import follow_inspection  # noqa: PLC0415
+
+        return follow_inspection(cluster, flags, inspection, timeout=timeout, output=output)
+    body = cluster.get(REPLAYS, cluster.namespace, name)
     if is_plan(body) and "InReview" in conditions_of(body) and sys.stdin.isatty():
         policy = PolicyKey.of(body)
         try:
@@ -254,7 +265,7 @@ def follow(replay: str, timeout: float | None, output: str | None, flags: Cluste
         say("\n".join(pairs(plan_fields(body, owner))))
         confirmed_body = _confirmed(cluster, body)
         if confirmed_body is None:
-            say(f"not confirmed; cancel it: {flags.hint('cancel', replay)}")
+            say(f"not confirmed; cancel it: {flags.hint('cancel', name)}")
             return NOT_FINISHED
         body = confirmed_body
     return attach(cluster, flags, body, timeout=timeout, output=output)

@@ -434,7 +434,12 @@ def test_status_in_terminal_fits_its_columns(shop: Shop, columns: int) -> None:
     lines = in_terminal(columns, shop, "status", "--all").splitlines()
     table = [line for line in lines if line.startswith(("POLICY", "orders", "quiet"))]
     assert len(table) == 3
-    assert all(len(line) <= columns for line in table)
+    assert all(len(line) <= columns for line in lines)
+    at = next(index for index, line in enumerate(lines) if line.startswith("orders"))
+    start = lines[at].index("RetryStorm")
+    shown = [lines[at][start:], *(line.strip() for line in lines[at + 1 :] if line[0] == " ")]
+    assert " ".join(shown) == "RetryStorm: 61 % were retries; 2 blocked keys; 140 dead letters"
+    assert (len(shown) == 1) is (columns == 160)
     assert in_terminal(columns, shop, "status", "orders").startswith("\x1b[36morders\x1b[0m")
     assert "\x1b" not in in_terminal(columns, shop, "status", "orders", NO_COLOR="1")
 
@@ -582,6 +587,53 @@ def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
     assert approval["metadata"]["annotations"] == {"redrive.io/requested-by": "admin"}
     uid = shop.client.get(REPLAYS, shop.name, "big")["metadata"]["uid"]
     assert approval["spec"]["replayRef"] == {"name": "big", "uid": uid}
+
+
+def test_follow_shows_an_inspection_until_it_ends(shop: Shop) -> None:
+    run: dict[str, Any] = {"plannedEntries": 140, "readEntries": 60}
+    reading = {"phase": "Running", "conditions": [condition("Ready", "False", "Running")]}
+    shop.put(INSPECTIONS, "seen", reading | {"run": run}, policyRef={"name": "quiet"})
+    error = shop.run("follow", "inspection/seen", "--timeout", "1s", code=4)
+    hint = f"redrive follow inspection/seen -n {shop.name}"
+    assert error.startswith("read 60 of 140 entries\n")
+    assert error.endswith(f"the Inspection continues; follow it: {hint}\n")
+    cause = {"cause": "WarehouseDown", "messages": 120, "replayed": 0, "fingerprint": "9" * 16}
+    run |= {"totalEntries": 140, "readEntries": 140, "messages": 140, "matched": 120}
+    run |= {"causes": [cause], "finished": True, "file": "s3://archive/quiet.parquet"}
+    complete = condition("Complete", "True", "Completed")
+    ended = {"phase": "Completed", "conditions": [READY, complete], "run": run}
+    ended["completionTime"] = AT
+
+    def end() -> None:
+        wait_until(lambda: "read 60" in cast("io.StringIO", sys.stderr).getvalue())
+        shop.put(INSPECTIONS, "seen", ended)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    words = ["follow", "inspection.redrive.io/seen", "-n", shop.name, "--timeout", "60s"]
+    assert main(words) == 0
+    thread.join()
+    captured = shop.capsys.readouterr()
+    assert [line.split()[:2] for line in captured.out.splitlines()[1:]] == [["120", cause["cause"]]]
+    assert "read 140 dead letters; 120 are selected\n" in captured.err
+    assert " ago by inspection.redrive.io/seen\nwrote s3://archive/quiet.parquet\n" in captured.err
+    assert "Look at one: redrive peek quiet --cause 9999999999999999 " in captured.err
+    assert shop.run("follow", "inspection/seen", "-o", "name") == "inspection.redrive.io/seen\n"
+    failed = condition("Failed", "True", "TopicUnreadable", "no such topic\x1b[2J")
+    shop.put(INSPECTIONS, "seen", {"phase": "Failed", "conditions": [failed], "run": {}})
+    error = shop.run("follow", "inspection/seen", code=1)
+    assert error == "Failed: TopicUnreadable: no such topic [2J\n"
+    assert "inspection/gone" not in shop.run("follow", "inspection/gone", code=1)
+
+
+@pytest.mark.parametrize("name", ["..", "../inspections/x", "x?watch=1", "x%2f..", "x\x1b[2J"])
+def test_name_that_is_another_path_is_refused(shop: Shop, name: str) -> None:
+    for words in (["status"], ["follow"], ["follow", "-o", "json"], ["keys"]):
+        error = shop.run(*words, name, code=1)
+        assert " can have this name; got " in error
+        assert error.rstrip("\n").isprintable()
+    assert main(["status", "-n", f"{shop.name}/{name}"]) == 1
+    assert "no namespace can have this name" in shop.capsys.readouterr().err
 
 
 def in_review(shop: Shop, name: str, movable: int) -> None:

@@ -210,6 +210,22 @@ def test_narrow_table_drops_columns_and_cuts_the_last(monkeypatch: pytest.Monkey
     assert table(columns, rows, wide=True)[0] == "NAME    DEAD  OLDEST  TOPIC  ATTENTION"
 
 
+@pytest.mark.parametrize("width", [46, 40, 30])
+def test_last_column_is_wrapped_and_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    columns = (TableColumn("NAME"), TableColumn("ATTENTION", wrapped=True))
+    message = "TopicNotFound: create persistent://shop/prod/refunds-DLQ, or let the operator do it"
+    rows = [["orders", message], ["refunds", "none"]]
+    monkeypatch.setattr(output, "width", lambda: width)
+    lines = table(columns, rows)
+    assert any("persistent://shop/prod/refunds-DLQ," in line for line in lines) is (width > 30)
+    assert all(len(line) <= width for line in lines)
+    assert "".join(lines[1:-1]).replace(" ", "") == f"orders{message}".replace(" ", "")
+    assert lines[-1] == "refunds  none"
+    indent = 9 if width == 46 else 4
+    assert all(line[:indent].isspace() and line[indent] != " " for line in lines[2:-1])
+    assert table(columns, rows, wide=True)[1] == f"orders   {message}"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0s"), (59, "59s"), (60, "1m"), (41 * 60 + 5, "41m"), (7_200, "2h"), (90_000, "1d")],

@@ -167,6 +167,16 @@ def test_output_of_a_direct_reader_is_that_of_the_page(
     assert shows(shown, printed), printed
 
 
+def test_long_consumer_name_leaves_room_for_others(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "width", lambda: 160)
+    shell.rows = (*ROWS, dead_letter(4, "E", properties={CONSUMER: "w" * 256}))
+    out, _ = shell.run("causes")
+    assert out.splitlines()[0].split()[-2:] == ["CONSUMERS", "EXAMPLE"]
+    assert f"{'w' * 39}… (1)" in out
+
+
 def test_wide_causes_count_followers(shell: Shell) -> None:
     shell.rows = (ROWS[0], dead_letter(3, key="a", properties={DEAD_REASON: "AfterDeadLetter"}))
     out, _ = shell.run("causes", "-o", "wide")
@@ -624,6 +634,19 @@ def test_replay_counts_where_no_inspection_can(
     monkeypatch.setattr(RespondersCluster, "stalled", "TooManyRuns")
     assert main(["causes", "orders"]) == 1
     assert "TooManyRuns" in capsys.readouterr().err
+
+
+def test_reading_in_this_program_is_named_where_neither_can(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise NotPermittedError("not permitted to create it", remedy="-")
+
+    for module in (cluster_causes, inspection_run):
+        monkeypatch.setattr(module, "Cluster", RespondersCluster)
+    monkeypatch.setattr(RespondersCluster, "create", refuse)
+    assert main(["causes", "orders"]) == 1
+    assert "\n  redrive causes orders --direct --service-url" in capsys.readouterr().err
 
 
 def test_inspection_that_is_left_is_named_with_the_cause(
