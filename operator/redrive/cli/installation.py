@@ -164,6 +164,8 @@ def _object_findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckRes
         ("connections", CONNECTIONS, _connection_problem),
         ("policies", POLICIES, _policy_problem),
     )
+    scope = cluster.scope
+    place = "in all namespaces" if scope is None else f"in namespace {scope}"
     for name, kind, problem_of in checks:
         try:
             bodies = cluster.list(kind, cluster.scope)
@@ -176,7 +178,7 @@ def _object_findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckRes
             message = f"{len(problems)} of {len(bodies)}: {problems[0]}{more}"
             yield _finding(name, "failed", clean(message))
         else:
-            yield _finding(name, "ok", f"{len(bodies)} ready")
+            yield _finding(name, "ok", f"{len(bodies)} ready {place}")
 
 
 def _connection_problem(body: Body) -> str:

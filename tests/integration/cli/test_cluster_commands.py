@@ -405,6 +405,8 @@ def test_doctor_names_missing_rights(shop: Shop) -> None:
     shown = shop.capsys.readouterr().out
     assert "API server   ok       context sandbox, you are bob" in shown
     assert f"not: create replays in namespace {shop.name}; role redrive-responder" in shown
+    own = [line.split(maxsplit=2) for line in shop.run("doctor").splitlines()]
+    assert ["connections", "ok", f"1 ready in namespace {shop.name}"] in own
 
 
 def in_terminal(columns: int, shop: Shop, *arguments: str, **environment: str) -> str:
