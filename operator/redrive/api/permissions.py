@@ -203,7 +203,7 @@ class MaskedPayloads(model.ApiModel):
 
 HostPattern = Annotated[
     str,
-    Field(max_length=253),
+    Field(max_length=260),
     model.Form(
         r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
         "a host pattern must be a host name or address, optionally with a port; * stands for any "

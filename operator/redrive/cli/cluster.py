@@ -135,8 +135,8 @@ class Cluster:
         """Read one object; *namespace* is None for a kind without.
 
         Raises:
-            ObjectNotFoundError: it does not exist.
-            ClusterError: no object can have this name, which would be another path.
+            ObjectNotFoundError: it does not exist, or can't: as a part of the path, its name would
+                be another path.
         """
         return self.request("GET", resource.path(namespace, _checked(resource.kind, name)))
 
@@ -494,7 +494,7 @@ def _merged(body: Body, patch: Body) -> Body:
 
 def _checked(kind: str, name: str) -> str:
     if not _OBJECT_NAME.fullmatch(name):
-        raise ClusterError(
+        raise ObjectNotFoundError(
             f"no {kind} can have this name", got=name, remedy="use the name that kubectl shows"
         )
     return name

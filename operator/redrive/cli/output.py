@@ -210,8 +210,8 @@ _LAST_COLUMN = 24
 def _wrapped(head: str, end: str, space: int) -> Iterator[str]:
     """Yield a row with its last cell on several lines: below each other, or below the row."""
     room = space - len(head)
-    if room >= max(_LAST_COLUMN, *map(len, end.split())):  # no word is divided
-        first, *others = textwrap.wrap(end, room, break_on_hyphens=False)
+    if room >= max([_LAST_COLUMN, *map(len, end.split())]):  # no word is divided
+        first, *others = textwrap.wrap(end, room, break_on_hyphens=False) or [""]
         yield f"{head}{first}"
         yield from (f"{' ' * len(head)}{line}" for line in others)
         return

@@ -247,7 +247,7 @@ class NotDoneError(RedriveError):
 
 
 class NotRunError(RedriveError):
-    """A handler returned before its work was done: a coroutine, a generator or a Future.
+    """A handler returned a promise of its work: a coroutine, a generator or a Future.
 
     A mistake of the program and no failure of a message: it ends `run`.
     """
@@ -537,7 +537,7 @@ def _run(answer: _Answer) -> _Answer:
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns of the error below
     raise NotRunError(
-        "the handler has returned before its work is done",
+        "the handler has returned a promise of its work, which nothing waits for",
         got=type(answer).__name__,
         remedy=_REMEDY,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -123,9 +123,26 @@ def _decoder(message: str) -> Callable[[bytes], object]:
     return decode
 
 
+_Message = TypeVar("_Message")
+
+
+def decoded(decode: Callable[[bytes], _Message], written: bytes) -> _Message:
+    """Return the message that *decode*, one of the functions of this module, finds in *written*.
+
+    Raises:
+        ValueError: it is no such message.
+        MemoryError: there is no memory for it. The library tells it by the text of its error alone;
+            taken for a malformed message, a valid one would be skipped or discarded.
+    """
+    try:
+        return decode(written)
+    except DecodeError as error:
+        if "alloc" in str(error):
+            raise MemoryError(str(error)) from error
+        raise ValueError(f"no message of Protocol Buffers: {written[:64].hex()}") from error
+
+
 decode_delivery: Callable[[bytes], Delivery] = _decoder("CommandMessage")  # type: ignore[assignment]
 decode_pair: Callable[[bytes], Pair] = _decoder("KeyValue")  # type: ignore[assignment]
 decode_entry: Callable[[bytes], EntryMetadata] = _decoder("MessageMetadata")  # type: ignore[assignment]
 decode_single: Callable[[bytes], SingleMetadata] = _decoder("SingleMessageMetadata")  # type: ignore[assignment]
-
-__all__ = ["DecodeError", "decode_delivery", "decode_entry", "decode_pair", "decode_single"]

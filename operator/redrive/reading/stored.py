@@ -19,13 +19,13 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 from redrive.reading.metadata import (
-    DecodeError,
     EntryMetadata,
     MessageFields,
     SingleMetadata,
     decode_entry,
     decode_pair,
     decode_single,
+    decoded,
 )
 from redrive.reading.positions import (
     ONE_BYTE,
@@ -221,7 +221,8 @@ class StoredEntry(NamedTuple):
                 raise MalformedEntryError(f"{count} messages in a batch that ends in {index}")
             place = MessagePlace(partition, (entry,), index, count)
             content = batch[behind:at]
-            messages.append(ReadMessage(place, self.metadata, properties, content, metadata))
+            own = OwnFields.of(metadata)
+            messages.append(ReadMessage(place, self.metadata, properties, content, own))
         return messages
 
     def _check_count(self, size: int) -> None:
@@ -233,7 +234,7 @@ class StoredEntry(NamedTuple):
         size = self._uncompressed_size()
         try:
             return _decompressed(kind, content, size)
-        except (KeyError, OSError, ValueError, zlib.error, MemoryError) as error:
+        except (KeyError, OSError, ValueError, zlib.error) as error:
             raise MalformedEntryError(f"not {size} bytes of compression {kind}") from error
 
     def _uncompressed_size(self) -> int:
@@ -271,6 +272,24 @@ class MessagePlace(NamedTuple):
         return pulsar.MessageId.deserialize(b"".join(written))
 
 
+class OwnFields(NamedTuple):
+    """Fields that each message of a batch has for itself.
+
+    The library keeps all that it has decoded, also fields that are never read, as long as a
+    message of it is in use. Its memory is known for one message at a time only.
+    """
+
+    key: bytes
+    ordering_key: bytes
+    event_time: int
+    null_value: int
+
+    @classmethod
+    def of(cls, metadata: SingleMetadata) -> OwnFields:
+        """Return the fields of a message."""
+        return cls(metadata.key, metadata.ordering_key, metadata.event_time, metadata.null_value)
+
+
 class ReadMessage:
     """A message, as `pulsar.Message` shows it; from an entry that holds what its metadata names.
 
@@ -293,11 +312,11 @@ class ReadMessage:
         entry: EntryMetadata,
         properties: Sequence[Property],
         content: bytes,
-        single: SingleMetadata | None = None,
+        own: OwnFields | None = None,
     ) -> None:
         self.place, self.is_oversized = place, False
         self.entry = entry
-        self.fields: MessageFields = entry if single is None else single
+        self.fields: EntryMetadata | OwnFields = entry if own is None else own
         self._properties, self._content = properties, content
 
     def message_id(self) -> pulsar.MessageId:
@@ -347,9 +366,9 @@ class ReadMessage:
 
 def _decoded(decode: Callable[[bytes], _T], metadata: bytes) -> _T:
     try:
-        return decode(metadata)
-    except DecodeError as error:
-        raise MalformedEntryError(f"no metadata of a message: {metadata[:64].hex()}") from error
+        return decoded(decode, metadata)
+    except ValueError as error:
+        raise MalformedEntryError(str(error)) from error
 
 
 def _properties(metadata: MessageFields) -> list[Property]:

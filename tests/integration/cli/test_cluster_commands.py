@@ -414,9 +414,10 @@ def in_terminal(columns: int, shop: Shop, *arguments: str, **environment: str) -
     code = "import sys; sys.argv[0] = 'redrive'; from redrive.cli import main; sys.exit(main())"
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "-n", shop.name],
-        env=os.environ | {"TERM": "xterm", "PYTHONPATH": str(SOURCE_ROOT)} | environment,
+        env=inherited | {"TERM": "xterm", "PYTHONPATH": str(SOURCE_ROOT)} | environment,
         stdin=secondary,
         stdout=secondary,
         stderr=secondary,

@@ -606,7 +606,7 @@ LAZY = [coroutine, generator, asynchronous_generator]
 @pytest.mark.parametrize("form", [one, batch_handler])
 def test_answer_that_only_promises_work_is_an_error(form: Any, lazy: Any) -> None:  # noqa: ANN401
     handle = form(lambda messages: lazy(messages), explicit=False)  # noqa: PLW0108 - hides its kind
-    with pytest.raises(NotRunError, match="returned before its work is done"):
+    with pytest.raises(NotRunError, match="returned a promise of its work"):
         handle(["m"])
 
 

@@ -359,7 +359,10 @@ def test_receipt_returns_tags_of_its_message(broker: ScriptedBroker) -> None:
         assert kinds(came.result()[0]) == [*OPENING, frames.SEND]
 
 
-@given(st.lists(st.integers(1, 60), max_size=5), st.data())
+@given(
+    st.lists(st.integers(1, 60).filter(lambda kind: kind != reading_frames.MESSAGE), max_size=5),
+    st.data(),
+)
 def test_frames_are_taken_once_they_are_complete(kinds: list[int], data: st.DataObject) -> None:
     frames = [
         reading_frames.frame(kind, encode_number(2, kind) + encode_nested(3, b"x" * kind))
@@ -372,6 +375,7 @@ def test_frames_are_taken_once_they_are_complete(kinds: list[int], data: st.Data
         received += written[begin:end]
         taken += reading_frames.take_frames(received)
         assert sum(map(len, frames[: len(taken)])) + len(received) == end
+    # Of a MESSAGE only the id is decoded, see below.
     assert taken == [Command(kind, {2: kind}, {3: b"x" * kind}) for kind in kinds]
 
 
@@ -397,7 +401,7 @@ def test_message_with_an_invalid_id_is_refused() -> None:
     broken = encode_nested(2, b"\x08")
     for fields in (broken, broken + encode_nested(15, bytes(200))):
         received = bytearray(reading_frames.frame(reading_frames.MESSAGE, fields))
-        with pytest.raises(ValueError, match="CommandMessage"):
+        with pytest.raises(ValueError, match="no message of Protocol Buffers: 120108"):
             reading_frames.take_frames(received)
 
 

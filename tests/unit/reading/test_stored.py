@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 import zlib
 
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -202,6 +205,34 @@ def test_long_metadata_in_a_batch_is_not_decoded() -> None:
         tracemalloc.stop()
     assert message.is_oversized
     assert peak < 10_000
+
+
+def test_messages_of_a_batch_keep_only_what_is_read() -> None:
+    batch = in_batch(b"", encode_nested(2, b"k") * 13_000) * 500
+    entry = StoredEntry.read(bytes_of(RawEntry(numbers(in_batch=500), batch)))
+    before = psutil.Process().memory_info().rss  # protobuf's memory is not Python's
+    messages = entry.of(entry.content, (PLACE,), -1)
+    assert {message.partition_key() for message in messages} == {"k"}
+    assert psutil.Process().memory_info().rss - before < 50 * 2**20
+
+
+_WITHOUT_MEMORY = """
+import resource
+from redrive.reading.metadata import decode_entry, decoded
+written = b"\\x22\\0" * 20_000_000
+limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + 100 * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    decoded(decode_entry, written)
+except MemoryError as error:
+    print(error)
+"""
+
+
+def test_lack_of_memory_makes_no_message_malformed() -> None:
+    command = [sys.executable, "-c", _WITHOUT_MEMORY]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Arena alloc failed" in child.stdout
 
 
 def test_few_short_properties_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

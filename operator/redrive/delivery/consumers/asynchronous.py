@@ -150,9 +150,10 @@ class AsyncReceiver(AsyncBase[_Receiver]):
     async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
     async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
+        receive = self._opened.receive  # here: an inherited consumer has no threads
 
         def take(wait: timedelta) -> list[pulsar.Message]:
-            message = self._opened.receive(wait)
+            message = receive(wait)
             return [] if message is None else [message]
 
         return next(iter(await self._take(take, timeout)), None)

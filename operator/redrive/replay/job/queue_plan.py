@@ -143,16 +143,17 @@ class Share:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a record.
 
-        The doubts about selected dead letters come from any number of earlier Replays, whose
-        records have the others. If they are too many ranges, all selected dead letters are in
-        doubt: `doubled` is an upper limit.
+        Doubts come from any number of earlier Replays, and later ones find some in this record
+        alone. If they are too many ranges, those about selected dead letters are written; if these
+        are too many as well, all selected dead letters are in doubt: `doubled` is an upper limit.
         """
-        unproven = write_positions(self.unproven & self.selected)
+        written = map(write_positions, (self.unproven, self.unproven & self.selected))
+        unproven = next((ranges for ranges in written if len(ranges) <= _MAX_DOUBTS), None)
         causes = frequent_causes((self.causes,), SHOWN)
         names = "target", "after", "scanned", "unevaluated", "last", "refused", "samples", "masters"
         return {name: getattr(self, name) for name in names} | {
             "selected": write_positions(self.selected),
-            "unproven": unproven if len(unproven) <= _MAX_DOUBTS else None,
+            "unproven": unproven,
             "causes": [[*failure, *figures] for failure, figures in causes.items()],
         }
 

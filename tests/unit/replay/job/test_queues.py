@@ -132,6 +132,18 @@ def add_copy(cluster: FakeCluster, source: str, proof: str) -> None:
 ALL = [f"id{number}" for number in range(5)]
 
 
+def test_doubts_of_a_replay_are_counted_by_each_later_one(cluster: FakeCluster) -> None:
+    cluster.add(TARGET, UNIQ_KEY="other")
+    cluster.failures = [None, None, KilledError("killed")]
+    with pytest.raises(KilledError):
+        move(job("a"))
+    cluster.failures = []
+    cluster.drop(TARGET)
+    one = move(job("b", choice=Choice(keys=("k4",))))
+    all_of_them = move(job("c"))
+    assert [(one.moved, one.doubled), (all_of_them.moved, all_of_them.doubled)] == [(1, 1), (4, 4)]
+
+
 def test_job_is_parsed_as_it_was_written() -> None:
     choice = Choice(keys=("a",), limit=3)
     written = job(choice=choice, pod=PodSize(1, 2), retry_of="orders")
