@@ -304,6 +304,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._due: float | None = None
+        self._rate = 0.0
 
     def due_in(self, now: float, rate: float | None) -> float:
         """Return the seconds until the next message may be sent, or read.
@@ -314,12 +315,13 @@ class Pace:
         """
         if rate is None or self._due is None:
             return 0.0
-        # An increased rate shortens a wait that was computed with the previous one.
-        self._due = min(self._due, now + 1 / rate)
+        if rate > self._rate and self._due > now:  # what was sent ahead takes less time now
+            self._due = now + (self._due - now) * self._rate / rate
+            self._rate = rate
         return max(0.0, self._due - now)
 
     def sent(self, now: float, rate: float | None) -> None:
         """Record that a message was sent."""
         if rate is not None:
             begin = now if self._due is None else max(self._due, now - CATCH_UP_SECONDS)
-            self._due = begin + 1 / rate
+            self._due, self._rate = begin + 1 / rate, rate

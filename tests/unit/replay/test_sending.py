@@ -387,5 +387,14 @@ def test_pace_without_limit_never_waits() -> None:
 def test_pace_follows_a_raised_rate_at_once() -> None:
     pace = Pace()
     pace.sent(0, 0.001)
-    assert pace.due_in(0, 100.0) == 0.01
-    assert pace.due_in(0.01, 100.0) == 0
+    assert pace.due_in(0, 100.0) == pytest.approx(0.01)
+    assert pace.due_in(0.011, 100.0) == 0
+
+
+def test_pace_keeps_count_of_all_that_was_sent_together() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.sent(0, 10.0)
+    assert pace.due_in(0, 10.0) == pytest.approx(10)
+    assert pace.due_in(5, 100.0) == pytest.approx(0.5)
+    assert pace.due_in(5.4, 50.0) == pytest.approx(0.1)
