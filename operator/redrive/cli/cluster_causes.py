@@ -1,20 +1,34 @@
-"""Causes that are counted in the cluster, and how causes are printed."""
+"""Causes that are counted in the cluster, and how causes are printed.
+
+`follow` waits for an Inspection that others have created, and never deletes it.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
 from redrive.api import Body
-from redrive.api.inspection import MAX_NEWEST
+from redrive.api.inspection import MAX_NEWEST, NEWEST, InspectedMessages
 from redrive.cli.cluster import Cluster, NotPermittedError
 from redrive.cli.documents import PlannedCause
-from redrive.cli.inspection_request import InspectionRequest
-from redrive.cli.inspection_run import extent_of, one_of, returned, summary_of, young_summary
+from redrive.cli.frame import NOT_FINISHED, ClusterFlags
+from redrive.cli.inspection_request import DirectAccess, InspectionRequest
+from redrive.cli.inspection_run import (
+    extent_of,
+    one_of,
+    progress_of,
+    returned,
+    summary_of,
+    young_summary,
+)
+from redrive.cli.main import INTERRUPTED
 from redrive.cli.output import (
     FORMATS,
+    Live,
     TableColumn,
     age_of,
     clean,
@@ -24,16 +38,26 @@ from redrive.cli.output import (
     local_time,
     now,
     print_document,
+    print_object,
     say,
     table,
 )
+from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import manifest, planned
-from redrive.cli.replays import run_of
+from redrive.cli.replays import Start, phase_of, run_of
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import NONE_RECORDED, OTHERS, CauseCount
-from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
+from redrive.kube.resources import (
+    INSPECTIONS,
+    POLICIES,
+    POLICY_KINDS,
+    REPLAYS,
+    REQUESTED_BY,
+    PolicyKey,
+)
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.reasons import Reason
+from redrive.replay.spec import Choice
 
 _LONGEST_CAUSE = 40
 _PLANNED_COLUMNS = (
@@ -89,7 +113,7 @@ def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
         summary = young_summary(request)
         if summary is not None:
             repeat = "Count again, with consumers and examples: repeat it with --refresh"
-            print_summary(request, summary, repeat)
+            _print_summary(request, summary, repeat)
             return
     if request.kind is not POLICIES:
         request.check_evaluated()
@@ -125,7 +149,69 @@ def _count_by_inspection(request: InspectionRequest) -> None:
     print_causes(request, items, shown, [*summary_of(request, run_of(body)), *others])
 
 
-def print_summary(request: InspectionRequest, inspection: Body, *more: str) -> None:
+def follow_inspection(
+    cluster: Cluster, flags: ClusterFlags, name: str, *, timeout: float | None, output: str | None
+) -> int:
+    """Show the progress of an Inspection until it ends, and then its causes; return the exit code.
+
+    An interrupted command detaches, and the Inspection continues.
+    """
+    inspection = cluster.get(INSPECTIONS, cluster.namespace, name)
+    hint = flags.hint("follow", f"inspection/{name}")
+    live, start, since = Live(sys.stderr), Start(), time.monotonic()
+    try:
+        for snapshot in cluster.states(INSPECTIONS, inspection):
+            (inspection,) = snapshot.objects
+            if phase_of(inspection) in ENDED:
+                live.clear()
+                return _show_end(flags, inspection, output)
+            live.show(progress_of(inspection, snapshot.error))
+            if not run_of(inspection) and (problem := start.problem(inspection)):
+                live.clear()
+                say(f"{problem}\nthe Inspection waits for it. Follow it: {hint}")
+                return NOT_FINISHED
+            if timeout is not None and time.monotonic() - since >= timeout:
+                live.clear()
+                state = f"not finished after {timeout:.0f} s; the Inspection continues"
+                say(f"{state}; follow it: {hint}")
+                return NOT_FINISHED
+    except KeyboardInterrupt:
+        say(f"\nthe Inspection continues. Follow it: {hint}")
+        return INTERRUPTED
+    raise RedriveError(f"the Inspection {name} was deleted", remedy="make another one")
+
+
+def _show_end(flags: ClusterFlags, inspection: Body, output: str | None) -> int:
+    failure = conditions_of(inspection).get("Failed")
+    if output is not None:
+        print_object(inspection, output, "")
+    elif failure:
+        say(f"Failed: {failure['reason']}: {clean(failure['message'])}")
+    else:
+        _print_summary(_request_of(flags, inspection), inspection)
+    return 0 if failure is None else 1
+
+
+def _request_of(flags: ClusterFlags, inspection: Body) -> InspectionRequest:
+    """Return the request that makes the same Inspection."""
+    spec, reference = inspection["spec"], inspection["spec"]["policyRef"]
+    return InspectionRequest(
+        policy=reference["name"],
+        name=None,
+        flags=flags,
+        access=DirectAccess(
+            is_direct=False, service_url=None, admin_url=None, token_file=None, ca_file=None
+        ),
+        select=spec.get("select") or {},
+        choice=Choice(ids=tuple((spec.get("select") or {}).get("ids") or ())),
+        reads_all=spec.get("newest", NEWEST) > NEWEST,
+        waiting=spec.get("from") == InspectedMessages.RETRY,
+        reveals=False,
+        kind=POLICY_KINDS[PolicyKey.of(inspection).kind],
+    )
+
+
+def _print_summary(request: InspectionRequest, inspection: Body, *more: str) -> None:
     """Print the causes in the status of an ended Inspection, with their age, and *more* notes."""
     metadata, run = inspection["metadata"], run_of(inspection)
     items = list(_planned_causes(run.get("causes") or (), run["matched"]))

@@ -1,13 +1,9 @@
-"""One run of an Inspection by a command: create it, wait for its end, delete it if interrupted.
-
-`follow` waits for an Inspection that others have created, and never deletes it.
-"""
+"""One run of an Inspection by a command: create it, wait for its end, delete it if interrupted."""
 
 from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,21 +11,19 @@ from typing import Any
 import click
 
 from redrive.api import Body
-from redrive.api.inspection import MAX_NEWEST, NEWEST, ExportFormat, InspectedMessages
+from redrive.api.inspection import MAX_NEWEST, ExportFormat
 from redrive.cli.cluster import Cluster, ClusterError, NotPermittedError
 from redrive.cli.documents import PlannedCause
-from redrive.cli.frame import NOT_FINISHED, ClusterFlags
-from redrive.cli.inspection_request import DirectAccess, InspectionRequest
-from redrive.cli.main import INTERRUPTED
-from redrive.cli.output import Live, age, clean, now, print_object, say, written
+from redrive.cli.inspection_request import InspectionRequest
+from redrive.cli.output import Live, age, clean, now, say, written
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
 from redrive.cli.replays import Start, is_plan, phase_of, run_of, wait_of
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import OTHERS, CauseCount
 from redrive.inspection.sealing import Recipient
-from redrive.kube.resources import INSPECTIONS, POLICIES, POLICY_KINDS, REPLAYS, PolicyKey
-from redrive.replay.spec import FOLLOWER, Choice
+from redrive.kube.resources import INSPECTIONS, POLICIES, REPLAYS
+from redrive.replay.spec import FOLLOWER
 
 _DESTINATION = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _TTL = "5m"
@@ -185,71 +179,8 @@ def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:
         yield f"newest {read} of {total} entries; --all reads more{time_of_all or ''}"
 
 
-def follow_inspection(
-    cluster: Cluster, flags: ClusterFlags, name: str, *, timeout: float | None, output: str | None
-) -> int:
-    """Show the progress of an Inspection until it ends, and then its causes; return the exit code.
-
-    An interrupted command detaches, and the Inspection continues.
-    """
-    inspection = cluster.get(INSPECTIONS, cluster.namespace, name)
-    hint = flags.hint("follow", f"inspection/{name}")
-    live, start, since = Live(sys.stderr), Start(), time.monotonic()
-    try:
-        for snapshot in cluster.states(INSPECTIONS, inspection):
-            (inspection,) = snapshot.objects
-            if phase_of(inspection) in ENDED:
-                live.clear()
-                return _show_end(flags, inspection, output)
-            live.show(_progress(inspection, snapshot.error))
-            if not run_of(inspection) and (problem := start.problem(inspection)):
-                live.clear()
-                say(f"{problem}\nthe Inspection waits for it. Follow it: {hint}")
-                return NOT_FINISHED
-            if timeout is not None and time.monotonic() - since >= timeout:
-                live.clear()
-                state = f"not finished after {timeout:.0f} s; the Inspection continues"
-                say(f"{state}; follow it: {hint}")
-                return NOT_FINISHED
-    except KeyboardInterrupt:
-        say(f"\nthe Inspection continues. Follow it: {hint}")
-        return INTERRUPTED
-    raise RedriveError(f"the Inspection {name} was deleted", remedy="make another one")
-
-
-def _show_end(flags: ClusterFlags, inspection: Body, output: str | None) -> int:
-    failure = conditions_of(inspection).get("Failed")
-    if output is not None:
-        print_object(inspection, output, "")
-    elif failure:
-        say(f"Failed: {failure['reason']}: {clean(failure['message'])}")
-    else:
-        from redrive.cli.cluster_causes import print_summary  # noqa: PLC0415  imports this module
-
-        print_summary(_request_of(flags, inspection), inspection)
-    return 0 if failure is None else 1
-
-
-def _request_of(flags: ClusterFlags, inspection: Body) -> InspectionRequest:
-    """Return the request that makes the same Inspection."""
-    spec, reference = inspection["spec"], inspection["spec"]["policyRef"]
-    return InspectionRequest(
-        policy=reference["name"],
-        name=None,
-        flags=flags,
-        access=DirectAccess(
-            is_direct=False, service_url=None, admin_url=None, token_file=None, ca_file=None
-        ),
-        select=spec.get("select") or {},
-        choice=Choice(ids=tuple((spec.get("select") or {}).get("ids") or ())),
-        reads_all=spec.get("newest", NEWEST) > NEWEST,
-        waiting=spec.get("from") == InspectedMessages.RETRY,
-        reveals=False,
-        kind=POLICY_KINDS[PolicyKey.of(inspection).kind],
-    )
-
-
-def _progress(inspection: Body, error: ClusterError | None) -> list[str]:
+def progress_of(inspection: Body, error: ClusterError | None) -> list[str]:
+    """Return the progress of an Inspection as lines, with the *error* of the last request."""
     run = run_of(inspection)
     read = f"read {run.get('readEntries', 0)} of {run.get('plannedEntries', '?')} entries"
     silence = () if error is None else (f"  {error}",)
@@ -279,7 +210,7 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
                 )
                 error.add_note(f"Or read {request.direct_hint()}")
                 raise error
-            live.show(_progress(inspection, snapshot.error))
+            live.show(progress_of(inspection, snapshot.error))
     finally:
         live.clear()
         if phase_of(inspection) not in ENDED:

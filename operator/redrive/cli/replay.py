@@ -252,7 +252,7 @@ def follow(name: str, timeout: float | None, output: str | None, flags: ClusterF
     kind, _, inspection = name.partition("/")
     if kind in _INSPECTION_WORDS and inspection:
         # Most of its modules are not needed for a Replay.
-        from redrive.cli.inspection_run import follow_inspection  # noqa: PLC0415
+        from redrive.cli.cluster_causes import follow_inspection  # noqa: PLC0415
 
         return follow_inspection(cluster, flags, inspection, timeout=timeout, output=output)
     body = cluster.get(REPLAYS, cluster.namespace, name)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-from redrive.reading.metadata import decode_delivery, decoded
+from redrive.reading.metadata import decode_delivery
 from redrive.reading.positions import (
     ONE_BYTE,
     decode_fields,
@@ -120,7 +120,7 @@ def _read(command: bytes, entry: bytes) -> Command:
 
 
 def _delivery(fields: bytes, entry: bytes) -> Command:
-    message_id = decoded(decode_delivery, fields).message_id
+    message_id = decode_delivery(fields).message_id
     return Command(MESSAGE, {}, {}, entry, (message_id.ledger, message_id.entry))
 
 

@@ -3,13 +3,16 @@
 The library protobuf decodes them in C. Only the fields that a reader needs are declared: the
 library skips others. Properties are declared as bytes, because a producer may write a text that is
 not UTF-8, and because most dead letters share most of their properties; see `stored`.
+
+Each function `decode_…` raises a ValueError if the bytes are no such message, and a MemoryError if
+there is no memory for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -118,28 +121,23 @@ _POOL.AddSerializedFile(_file().SerializeToString())
 
 
 def _decoder(message: str) -> Callable[[bytes], object]:
-    described = _POOL.FindMessageTypeByName(f"{_PACKAGE}.{message}")
-    decode: Callable[[bytes], object] = GetMessageClass(described).FromString
-    return decode
+    """Return a function that decodes a message.
 
-
-_Message = TypeVar("_Message")
-
-
-def decoded(decode: Callable[[bytes], _Message], written: bytes) -> _Message:
-    """Return the message that *decode*, one of the functions of this module, finds in *written*.
-
-    Raises:
-        ValueError: it is no such message.
-        MemoryError: there is no memory for it. The library tells it by the text of its error alone;
-            taken for a malformed message, a valid one would be skipped or discarded.
+    The library tells lack of memory by the text of its error alone. It is raised as a MemoryError:
+    taken for a malformed message, a valid one would be skipped or discarded.
     """
-    try:
-        return decode(written)
-    except DecodeError as error:
-        if "alloc" in str(error):
-            raise MemoryError(str(error)) from error
-        raise ValueError(f"no message of Protocol Buffers: {written[:64].hex()}") from error
+    described = _POOL.FindMessageTypeByName(f"{_PACKAGE}.{message}")
+    parse = GetMessageClass(described).FromString
+
+    def decode(written: bytes) -> object:
+        try:
+            return parse(written)
+        except DecodeError as error:
+            if "alloc" in str(error):
+                raise MemoryError(str(error)) from error
+            raise ValueError(f"no message of Protocol Buffers: {written[:64].hex()}") from error
+
+    return decode
 
 
 decode_delivery: Callable[[bytes], Delivery] = _decoder("CommandMessage")  # type: ignore[assignment]

@@ -25,7 +25,6 @@ from redrive.reading.metadata import (
     decode_entry,
     decode_pair,
     decode_single,
-    decoded,
 )
 from redrive.reading.positions import (
     ONE_BYTE,
@@ -366,7 +365,7 @@ class ReadMessage:
 
 def _decoded(decode: Callable[[bytes], _T], metadata: bytes) -> _T:
     try:
-        return decoded(decode, metadata)
+        return decode(metadata)
     except ValueError as error:
         raise MalformedEntryError(str(error)) from error
 

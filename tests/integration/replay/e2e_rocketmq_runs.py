@@ -238,12 +238,17 @@ async def has_moved(
         raise
 
 
+async def is_killed_after_a_part(shop: Shop, job: QueueReplayJob) -> None:
+    """Run a driver of a Replay at a low rate, and kill it when it has moved a part."""
+    with shop.driver(job) as process:
+        await has_moved(shop, job.name, process)
+        process.kill()
+        process.wait()
+
+
 async def test_killed_driver_is_followed_without_copies(shop: Shop) -> None:
     job = shop.replay("killed", rateLimit=SLOWLY)
-    with shop.driver(job) as first:
-        await has_moved(shop, "killed", first)
-        first.kill()
-        first.wait()
+    await is_killed_after_a_part(shop, job)
     assert 10 <= (await shop.copies()).total() < DEAD_LETTERS
     shop.patch("killed", rateLimit=None)
     with shop.driver(job) as second:
@@ -279,10 +284,8 @@ async def test_driver_killed_after_spark_is_followed(shop: Shop, tmp_path: Path)
 
 
 async def test_next_replay_knows_what_a_killed_one_moved(shop: Shop) -> None:
-    with shop.driver(replace(shop.replay("lost", rateLimit=SLOWLY), target=shop.repair)) as first:
-        await has_moved(shop, "lost", first)
-        first.kill()
-        first.wait()
+    job = replace(shop.replay("lost", rateLimit=SLOWLY), target=shop.repair)
+    await is_killed_after_a_part(shop, job)
     copies = (await shop.copies()).total()
     job = replace(shop.replay("next"), target=shop.retries, retry_of=shop.source)
     with shop.driver(job) as second:
@@ -340,10 +343,7 @@ async def test_target_without_rights_gets_nothing(shop: Shop) -> None:
 async def test_target_that_is_created_again_doubles_and_counts(shop: Shop) -> None:
     """The next driver knows the number of copies that was reported."""
     job = replace(shop.replay("again", rateLimit=SLOWLY), target=shop.repair)
-    with shop.driver(job) as first:
-        await has_moved(shop, "again", first)
-        first.kill()
-        first.wait()
+    await is_killed_after_a_part(shop, job)
     for master in await shop.session.masters():
         await shop.session.delete_topic(master, shop.repair)
         await shop.session.put_topic(master, shop.repair, 2)
@@ -431,10 +431,7 @@ async def test_run_continues_after_a_restart_of_a_master(
 async def test_records_that_a_raw_client_repeats_hide_nothing(shop: Shop) -> None:
     """It stores records and copies again, also those of the other master, and other messages."""
     job = shop.replay("raw", rateLimit=SLOWLY)
-    with shop.driver(job) as first:
-        await has_moved(shop, "raw", first)
-        first.kill()
-        first.wait()
+    await is_killed_after_a_part(shop, job)
     repeated = 0
     masters = await shop.session.masters()
     for master, other in zip(masters, reversed(masters), strict=True):
@@ -481,10 +478,7 @@ async def test_rights_that_end_meanwhile_fail_the_run_with_an_account(shop: Shop
 async def test_deleted_dead_letter_topic_hides_no_later_one(shop: Shop) -> None:
     """The master numbers its messages from 0 again."""
     job = shop.replay("deleted", rateLimit=SLOWLY)
-    with shop.driver(job) as first:
-        await has_moved(shop, "deleted", first)
-        first.kill()
-        first.wait()
+    await is_killed_after_a_part(shop, job)
     copies = await shop.copies()
     await shop.delete_dead_letters()
     for number in range(DEAD_LETTERS + 2):

@@ -218,12 +218,12 @@ def test_messages_of_a_batch_keep_only_what_is_read() -> None:
 
 _WITHOUT_MEMORY = """
 import resource
-from redrive.reading.metadata import decode_entry, decoded
+from redrive.reading.metadata import decode_entry
 written = b"\\x22\\0" * 20_000_000
 limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + 100 * 2**20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 try:
-    decoded(decode_entry, written)
+    decode_entry(written)
 except MemoryError as error:
     print(error)
 """

@@ -349,9 +349,11 @@ class QueueRun:
 
         One without a record of its end was killed, so its target is searched.
         """
-        moved, oldest = set[int](), self._oldest(master)
-        for uid, other in ledger.plans.items():
-            if uid == self._job.uid or other.last < oldest:  # the master has none of these any more
+        moved = set[int]()
+        plans = {uid: plan for uid, plan in ledger.plans.items() if uid != self._job.uid}
+        oldest = self._oldest(master) if plans else 0
+        for uid, other in plans.items():
+            if other.last < oldest:  # the master has none of these any more
                 continue
             share.unproven |= other.unproven
             if uid in ledger.ends:
