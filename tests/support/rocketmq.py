@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shlex
@@ -22,7 +23,7 @@ _PULL, _HEARTBEAT, _SEND_BACK, _SEND = 11, 34, 36, 310
 async def send(
     session: RocketMQSession, master: Master, topic: str, queue: int = 0, *, retries: int = 0
 ) -> None:
-    """Send a message to a queue of *topic*, with a number of earlier retries."""
+    """Send a message, with a number of earlier retries, and wait until its queue shows it."""
     properties = f"UNIQ_KEY\x01id-{retries}\x02"
     fields: dict[str, Any] = {
         "a": "tests",
@@ -36,11 +37,27 @@ async def send(
     fields |= {"g": time.time_ns() // 10**6, "h": 0, "i": properties, "j": retries, "m": False}
     for _ in range(100):
         try:
-            await call(session, master, _SEND, b"message", **fields)
+            reply = await call(session, master, _SEND, b"message", **fields)
         except BrokerFailedError:  # busy: a message waited in the queue of the broker
             continue
-        return
+        end = int(reply.fields["queueOffset"]) + 1
+        return await wait_until_shown(session, master, topic, end, queue)
     raise TimeoutError("the broker stays busy")
+
+
+async def wait_until_shown(
+    session: RocketMQSession, master: Master, topic: str, end: int, queue: int = 0
+) -> None:
+    """Wait until a queue shows the messages before the offset *end*.
+
+    A broker confirms a message once it is in its log. The queue, an index of the log, shows it a
+    moment later.
+    """
+    for _ in range(3_000):
+        if (await session.offsets(master, topic, queue)).stop >= end:
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(f"{topic} does not show offset {end - 1}")
 
 
 class StoredMessage(NamedTuple):

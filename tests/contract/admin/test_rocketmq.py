@@ -27,8 +27,8 @@ from redrive.inspection.rocketmq import DeadLetterQueues
 from redrive.reading.queues import parse_stored
 from redrive.replay.spec import Choice
 from sandbox import versions
-from sandbox.rocketmq import ADMIN, RocketMQ, allow, call, create_user
-from tests.support.rocketmq import consume, pull, send, send_back
+from sandbox.rocketmq import ADMIN, RocketMQ, allow, create_user
+from tests.support.rocketmq import consume, pull, send, send_back, wait_until_shown
 
 pytestmark = pytest.mark.xdist_group("rocketmq")
 
@@ -189,6 +189,7 @@ async def test_copies_are_accepted_except_for_grpc_clients(
     async with client(rocketmq, f"jobs-{name}", secret).session() as jobs:
         for topic in (name, retries):
             await jobs.send(master, topic, 0, b"copy", "UNIQ_KEY\x01id\x02", born=1_000)
+            await wait_until_shown(session, master, topic, 1)
             assert await jobs.topic(master, topic) == QueueCounts(1, 1, 6)
             assert await jobs.offsets(master, topic, 0) == range(1)
             (message,) = parse_stored((await jobs.pull(master, topic, 0, 0, name))[0])
@@ -213,18 +214,17 @@ async def test_remoting_clients_retry_by_levels_of_the_broker(
 
     async def delayed() -> list[int]:
         """Return the number of messages that were ever delayed by each level."""
-        calls = [
-            await call(session, master, 30, topic="SCHEDULE_TOPIC_XXXX", queueId=level)
+        return [
+            (await session.offsets(master, "SCHEDULE_TOPIC_XXXX", level)).stop
             for level in range(18)
         ]
-        return [int(reply.fields["offset"]) for reply in calls]
 
     before = await delayed()
     for message in messages:
         await send_back(session, master, name, message, level=0)
-    after = await delayed()
-    assert [b - a for a, b in zip(before, after, strict=True)] == [0, 0, *[1] * 16]
     await send_back(session, master, name, messages[0], level=-1)
+    await wait_until_shown(session, master, f"%DLQ%{name}", 2)  # so those before it are, too
+    assert [b - a for a, b in zip(before, await delayed(), strict=True)] == [0, 0, *[1] * 16]
     dead = await pull(session, master, f"%DLQ%{name}", name)
     assert [m.properties["UNIQ_KEY"] for m in dead] == ["id-16", "id-0"]
     assert [m.properties["RETRY_TOPIC"] for m in dead] == [name, name]

@@ -57,7 +57,7 @@ def values(properties: dict[str, str], *, names: str) -> list[str | None]:
 
 
 def wait_until_chunks_are_dispatched(provisioned: ProvisionedPolicy) -> None:
-    """Wait until the broker has delayed or delivered all chunks of a retry, and nothing is left.
+    """Wait until all chunks of a retry are delayed or delivered, and nothing else is unsettled.
 
     It keeps those that a consumer has not acknowledged when it is closed, until an unload.
     """
@@ -67,8 +67,9 @@ def wait_until_chunks_are_dispatched(provisioned: ProvisionedPolicy) -> None:
         statistics = stats(provisioned.broker, policy.retry_topic, policy.subscription)
         counts = statistics["msgBacklog"], statistics["msgDelayed"], statistics["unackedMessages"]
         backlog, delayed, delivered = map(int, counts)
-        # The entry that was sent on is acknowledged a moment later: only the chunks remain.
-        return backlog == CHUNKS == max(delayed, delivered)
+        # Messages sent on are acknowledged a moment later: only the chunks remain.
+        sent_on = provisioned.backlog(policy.topic) == 0
+        return sent_on and backlog == CHUNKS == max(delayed, delivered)
 
     wait_until(are_dispatched)
 
@@ -171,12 +172,15 @@ def test_both_read_large_messages_that_the_other_has_sent_on(
     in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     message = in_java.receive()
     assert message.value == payload
+    assert message.properties["RECONSUMETIMES"] == "1"
     in_java.reconsume_later(message)
     wait_until_chunks_are_dispatched(provisioned)
     in_java.close()
     provisioned.unload()
     consumer = provisioned.consumer()
-    consumer.reconsume_later(consumer.receive(SOON))
+    third = consumer.receive(SOON)
+    assert consumer.attempt_of(third).number == 3
+    consumer.reconsume_later(third)
     consumer.close()
     assert dead_letter_in_java(provisioned, java_client(provisioned, SUPERUSER)).value == payload
     provisioned.wait_until_settled()
