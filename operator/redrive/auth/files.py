@@ -29,6 +29,7 @@ from redrive.admin.http import Http
 from redrive.auth import oauth2
 from redrive.auth.method import (
     ACCESS_VARIABLE,
+    USED_SHARE,
     BrokerAccess,
     Method,
     Plugin,
@@ -37,11 +38,9 @@ from redrive.auth.method import (
 )
 from redrive.errors import RedriveError
 
-_USED_SHARE = 0.8
-"""Share of a token's lifetime after which another one is requested. The rest is for an issuer that
-fails."""
 _PAUSE_SECONDS = 30.0
-"""Time between two requests to such an issuer: each use of the credentials waits for the answer."""
+"""Time between two requests to an issuer that fails: each use of the credentials waits for the
+answer."""
 
 _Problem = tuple[str, str]
 """Text of an error, with a file, and the remedy."""
@@ -152,7 +151,7 @@ class BrokerCredentials(ABC):
             if held is None or now >= min(self._renewal_due, held.end_of(1.0)):
                 try:
                     held = _Held(asyncio.run(self._issue()), now)
-                    self._renewal_due = held.end_of(_USED_SHARE)
+                    self._renewal_due = held.end_of(USED_SHARE)
                 except AdminError:
                     now = time.monotonic()
                     if held is None or now >= held.end_of(1.0):

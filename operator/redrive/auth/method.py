@@ -20,6 +20,9 @@ from redrive.errors import InvalidSpecError
 
 ACCESS_VARIABLE = "REDRIVE_PULSAR_ACCESS"
 """Holds a `BrokerAccess`, as `encode` writes it."""
+USED_SHARE = 0.8
+"""Share of the lifetime of an issuer's token after which another one is requested. The rest is for
+an issuer that fails."""
 
 
 class Method(enum.StrEnum):

@@ -8,11 +8,14 @@ Called by the consumers. `middleware` lies around each stage; `decisions` return
 At least once: send → receipt → acknowledge, in this order. A crash in between duplicates the
 message, under the same origin and count, and never loses it. A message that can't be sent is kept,
 unacknowledged, and sent again later. With the topic policies of `provision.desired` brokers delete
-no retry and no dead letter before the time to live that the policy sets. A policy with
-`deadLetter.mode: Discard` drops messages after their last retry.
+no retry and no dead letter before the time to live that the policy sets.
 
-While the broker is down, for ten minutes as well, `run` continues, and the outage counts as no
-attempt:
+A message is given up on request only: `deadLetter.mode: Discard` drops it after its last retry, a
+time to live of the policy expires it, a `BroadcastConsumer` has no second attempt, and a Replay
+with `DiscardUnreadable` acknowledges entries that no client can read.
+
+While the broker is down, for ten minutes as well, `run` continues, and that time counts as no
+attempt (the operator: `admin.guards`; a Replay: `replay.job.run`):
 
 - The client tries to connect without limit. After `disconnect_timeout` the consumer reports the
   lost connection.
@@ -69,7 +72,7 @@ from redrive.delivery.parts import AnyTimer, Parts
 from redrive.delivery.reporting import Reporting
 from redrive.messages import NotSentError, id_text, message_id_text
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import Dead, Done, Retry
+from redrive.policy.verdict import Dead, Discard, Done, Retry
 
 if TYPE_CHECKING:
     from redrive.delivery.middleware.outage_breaker import OutageGuard
@@ -251,6 +254,8 @@ class Processor:
                 return None
             case Retry() | Dead():
                 receipt = self._forward(hop_of(message, verdict, failure))
+            case Discard():
+                pass  # acknowledged without a copy: the policy keeps no dead letters
         self._acknowledge(message, moved=True)  # only after the receipt
         return receipt
 

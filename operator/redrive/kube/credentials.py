@@ -5,8 +5,8 @@ permission to read all Secrets. They are cached for `CACHE_SECONDS`, and read ag
 broker refuses them. A thousand policies cost one read every 15 s. A changed Secret is in use within
 that time, or after the first refusal. The token of an issuer is kept for 80 % of its lifetime.
 
-If an issuer or the API server fails, the current credentials stay in use until they expire. A
-deleted Secret is reported at once.
+If an issuer fails, its token stays in use until it expires. While the API server fails, those of
+Secrets stay in use without limit. A deleted Secret is an error at the next read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from redrive.api import connection
 from redrive.api.model import CaRef
 from redrive.api.rocketmq import RocketMQAuthentication
 from redrive.auth import oauth2
+from redrive.auth.method import USED_SHARE
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, NotFoundError, ReferenceNotFoundError, UnavailableError
@@ -43,8 +44,6 @@ MAX_PARSED = 64
 LONG_PARSE_SECONDS = 0.01
 PAUSES = 4
 """Pause after a longer parse, as a multiple of its time."""
-_EARLY = 0.2
-"""Share of a token's lifetime by which it is renewed before its end."""
 _TRANSIENT = (UnavailableError, AdminError)
 """Errors that do not invalidate the cached credentials: any of an issuer, or Kubernetes is down."""
 
@@ -199,7 +198,7 @@ class KeptCredentials:
         self._read_at = self._clock()
         lifetime = float("inf") if material.lifetime is None else material.lifetime
         self._valid_until = began + lifetime
-        kept = CACHE_SECONDS if material.lifetime is None else lifetime * (1 - _EARLY)
+        kept = CACHE_SECONDS if material.lifetime is None else lifetime * USED_SHARE
         self._due = max(began + kept, self._read_at + REFUSED_SECONDS)
         if material != self._material:
             self.held = _access(material, self._hosts)

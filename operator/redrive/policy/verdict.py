@@ -7,6 +7,7 @@ receive → handle ─ success ──────────────▶ Don
                            └ none, or level < 0 ▶ Dead(reason), or Discard(reason)
 
 `after_failure` decides by the number of failures, with the retry delay of the policy's ladder.
+With `ordering: PerKey` the delay passes in the consumer (`delivery.middleware.scheduling`).
 `FailureRules` decide by the *cause*: the class of an exception, its own cause, or a predicate.
 """
 

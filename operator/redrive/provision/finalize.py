@@ -1,13 +1,15 @@
-"""Deletion of a policy, and the handover of its topics to a successor.
+"""Deletion of a policy: who may delete its topics; and their handover to a successor.
 
 The `deletionPolicy` decides what happens to the topics of a deleted policy. Only a policy whose
 deletion has work at the broker has a finalizer, for at most `CLEANUP_DEADLINE`. Other policies are
 deleted at once, even if the operator does not run; `DeletionEvents` reports their retained topics.
 
 `removal` plans the deletion from the observed topics; it is pure. It considers only topics that are
-marked as this policy's. A topic that redrive created is deleted if its name comes from the naming
-scheme, no other subscription uses it, and a rule of the connection has `deletion: Allowed`. From
-any other topic only the additions of redrive are removed. No other module deletes topics of Pulsar.
+marked as this policy's. With `Delete` or `DeleteIfEmpty` the operator deletes a topic that redrive
+created if its name comes from the naming scheme, no other subscription and no connected client uses
+it, and a rule of the connection has `deletion: Allowed`. From any other topic only the additions of
+redrive are removed. No other module deletes topics of Pulsar; `provision.rocketmq` those of
+RocketMQ.
 
 `hand_over` passes the topics of a policy to the policy of the same name in another cluster, as in
 blue-green deployments. Only the owner can do that: a policy cannot take topics of another cluster.

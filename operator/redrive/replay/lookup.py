@@ -1,4 +1,4 @@
-"""Refusals of entries, and the search for stored messages in a target.
+"""The search for messages in a target that a killed run has sent, and refusals of entries.
 
 Messages that a killed run has sent are found in the target by the source position that they carry.
 This is the only evidence that a message was moved: the last sequence id of a broker only shows that
