@@ -135,7 +135,9 @@ def _replay_row(record: ReplayRecord) -> tuple[str, ...]:
 
 
 def _planned(request: InspectionRequest) -> TopicReading:
-    topic = request.topic()
+    topic, live = request.topic(), Live(sys.stderr)
+    if has_terminal(sys.stderr):  # an address that does not answer takes half a minute
+        live.show([f"reading {topic.admin_url}"])
     try:
         return topic.plan(request.choice, None if request.reads_all else NEWEST)
     except AdminNotFoundError as error:
@@ -144,6 +146,8 @@ def _planned(request: InspectionRequest) -> TopicReading:
             remedy="check --admin-url, and create it: wait until the policy is Ready, or run "
             "redrive provision",
         ) from error
+    finally:
+        live.clear()
 
 
 def _recorder(

@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import sys
-import textwrap
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -176,7 +177,7 @@ def table(
     texts = [[MISSING if cell is None else clean(cell) for cell in row] for row in rows]
     shown = [index for index, column in enumerate(columns) if wide or not column.wide]
     sizes = [
-        max(map(len, [column.title, *(row[index] for row in texts)]))
+        max(map(columns_of, [column.title, *(row[index] for row in texts)]))
         for index, column in enumerate(columns)
     ]
     space = WIDTH_WITHOUT_TERMINAL if wide else width()
@@ -190,17 +191,20 @@ def table(
     *fixed, last = shown
     lines: list[str] = []
     for row in [[column.title for column in columns], *texts]:
-        cells = [
-            (row[index].rjust if columns[index].right else row[index].ljust)(sizes[index])
-            for index in fixed
-        ]
-        end = row[last].rjust(sizes[last]) if columns[last].right else row[last]
+        cells = [_filled(row[index], sizes[index], columns[index]) for index in fixed]
+        end = _filled(row[last], sizes[last], columns[last]) if columns[last].right else row[last]
         head = "".join(f"{cell}  " for cell in cells)
-        if columns[last].wrapped and len(head) + len(end) > space:
+        if columns[last].wrapped and columns_of(head) + columns_of(end) > space:
             lines += _wrapped(head, end, space)
         else:
             lines.append(cut(f"{head}{end}".rstrip(), space))
     return lines
+
+
+def _filled(text: str, size: int, column: TableColumn) -> str:
+    """Return a cell with the width of its column."""
+    gap = " " * (size - columns_of(text))
+    return f"{gap}{text}" if column.right else f"{text}{gap}"
 
 
 _LAST_COLUMN = 24
@@ -209,21 +213,58 @@ _LAST_COLUMN = 24
 
 def _wrapped(head: str, end: str, space: int) -> Iterator[str]:
     """Yield a row with its last cell on several lines: below each other, or below the row."""
-    room = space - len(head)
-    if room >= max([_LAST_COLUMN, *map(len, end.split())]):  # no word is divided
-        first, *others = textwrap.wrap(end, room, break_on_hyphens=False) or [""]
+    indent = columns_of(head)
+    room = space - indent
+    if room >= max([_LAST_COLUMN, *map(columns_of, end.split())]):  # no word is too long
+        first, *others = _lines_of(end, room) or [""]
         yield f"{head}{first}"
-        yield from (f"{' ' * len(head)}{line}" for line in others)
+        yield from (f"{' ' * indent}{line}" for line in others)
         return
     yield cut(head.rstrip(), space)
     room = max(_LAST_COLUMN, space - 4)
-    yield from (f"    {line}" for line in textwrap.wrap(end, room, break_on_hyphens=False))
+    yield from (f"    {line}" for line in _lines_of(end, room))
+
+
+def _lines_of(text: str, room: int) -> list[str]:
+    """Divide *text* between its words into lines of so many columns; divide only longer words.
+
+    The standard library's `textwrap` counts characters.
+    """
+    lines: list[str] = []
+    for whole in text.split():
+        word = whole
+        while columns_of(word) > room:
+            lines.append(word[: _fitting(word, room)])
+            word = word[len(lines[-1]) :]
+        if lines and columns_of(lines[-1]) + 1 + columns_of(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def cut(line: str, space: int | None = None) -> str:
     """Return *line*, cut to the width of the terminal."""
     limit = width() if space is None else space
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    if columns_of(line) <= limit:
+        return line
+    return f"{line[: _fitting(line, limit - 1)]}…"
+
+
+def _fitting(text: str, room: int) -> int:
+    """Return the number of characters that fit into so many columns."""
+    return sum(end <= room for end in accumulate(map(_columns_of_one, text)))
+
+
+def columns_of(text: str) -> int:
+    """Return the number of columns in a terminal: wide characters of East Asia have two."""
+    return len(text) if text.isascii() else sum(map(_columns_of_one, text))
+
+
+def _columns_of_one(character: str) -> int:
+    if unicodedata.category(character) in {"Mn", "Me", "Cf"}:  # marks and joiners
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in {"F", "W"} else 1
 
 
 def document(kind: str, items: Sequence[Mapping[str, Any]], **fields: object) -> dict[str, Any]:

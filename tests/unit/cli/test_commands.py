@@ -22,7 +22,7 @@ from redrive.cli import replay as replay_command
 from redrive.cli.cluster import role_with
 from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
-from redrive.cli.output import Live, TableColumn, age, clean, local_time, table, utc_option
+from redrive.cli.output import Live, TableColumn, age, clean, cut, local_time, table, utc_option
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
 from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
@@ -378,6 +378,28 @@ def test_policy_that_was_not_reconciled_needs_attention() -> None:
     status = policy_status({"metadata": {"namespace": "shop", "name": "x"}, "spec": spec})
     assert [attention["reason"] for attention in status["attention"]] == ["NotReconciled"]
     assert status["connection"] == "shop/main"
+
+
+def test_wide_characters_take_two_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = TableColumn("KEY"), TableColumn("DEAD", right=True), TableColumn("CAUSE")
+    rows = [["订单", 1, "超时错误"], ["e\u0301", 2, "x"]]
+    assert table(columns, rows) == [
+        "KEY   DEAD  CAUSE",
+        "订单     1  超时错误",
+        "e\u0301        2  x",
+    ]
+    monkeypatch.setattr(output, "width", lambda: 17)
+    assert table(columns, rows)[1:] == ["订单     1  超时…", "e\u0301        2  x"]
+    wrapped = [TableColumn("KEY"), TableColumn("CAUSE", wrapped=True)]
+    monkeypatch.setattr(output, "width", lambda: 32)
+    assert table(wrapped, [["订单", "超时错误 超时错误 超时错误 x"]]) == [
+        "KEY   CAUSE",
+        "订单  超时错误 超时错误 超时错误",
+        "      x",
+    ]
+    assert cut("超时错误", 8) == "超时错误"
+    assert cut("超时错误", 7) == "超时错…"
+    assert cut("超时错误", 6) == "超时…"
 
 
 def test_group_completes_the_names_of_commands() -> None:
