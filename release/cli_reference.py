@@ -37,13 +37,11 @@ prints the name it was called by. The commands need the extra `cli` (`pip instal
   know. Their field manager is `redrive`.
 - A Replay that the command creates belongs to its policy, is not launched later than an hour after
   its creation, and has the caller in `redrive.io/requested-by`.
-- A command ends after 15 s if its Inspection or plan lacks what a person has to provide, such as a
-  ServiceAccount. It shows the reason. `replay --yes` and `follow` exit with 4 then, and the Replay
-  waits. A wait for other runs has no such end.
+- A command ends after 15 s if its Inspection, plan or audit lacks what a person has to provide,
+  such as a ServiceAccount. It shows the reason. `replay --yes` and `follow` exit with 4 then, and
+  the Replay waits. A wait for other runs has no such end.
 - `follow inspection/NAME` shows the summary of an Inspection, such as one with `export`. What an
   Inspection encrypts for `causes` and `peek`, only that call can decrypt.
-- A [program for a pod](../howto/audit.md) compares the topics of Replays. It is no command, because
-  it needs the replay role and the key of the ledger.
 - Lists are read in pages of 500. Ages have one unit (`41m`, `3h`, `12d`); times of day are local,
   or in UTC with `--utc`.
 
@@ -52,8 +50,8 @@ prints the name it was called by. The commands need the extra `cli` (`pip instal
 | 0 | done |
 | 1 | failed, or not permitted: see [roles](rights.md#roles-of-people) |
 | 2 | wrong usage, or a confirmation is missing |
-| 3 | done, but messages were refused, are dead again, or are perhaps stored twice; `version`, and \
-`status` and `doctor` with `--exit-code`, found something |
+| 3 | done, but messages were refused, are dead again, or are perhaps stored twice; `audit`, \
+`version`, and `status` and `doctor` with `--exit-code`, found something |
 | 4 | not finished: `--timeout` is over, or a Replay waits for approval, or for what is missing |
 | 130 | interrupted; a Replay that moves messages continues |
 

@@ -104,7 +104,7 @@ class Reason(enum.StrEnum):
         "checked every minute", "nothing")
     COMPLETED = _ReasonRow("Completed", READY,
         "a Replay moved all dead letters that it selected, or they needed no move; or a plan or an "
-        "Inspection counted them", "nothing")
+        "Inspection counted them, or an audit compared them", "nothing")
     REVIEW_EXPIRED = _ReasonRow("ReviewExpired", READY,
         "a review was not confirmed within 15 minutes; nothing was moved", "create another Replay")
     COMPLETED_WITH_REFUSALS = _ReasonRow("CompletedWithRefusals", READY,

@@ -140,7 +140,7 @@ REPLAY = Kind(
         Column("Rate", ".status.run.ratePerMinute",
                "Messages moved in a minute.", "integer", wide=True),
         Column("Remaining", ".status.run.remaining", "Estimated time to the end.", wide=True),
-        Column("Mode", ".spec.mode", "`Plan` if nothing is moved.", wide=True),
+        Column("Mode", ".spec.mode", "`Plan` or `Audit` if nothing is moved.", wide=True),
         _AGE,
     ),
     selectable=(".spec.policyRef.kind", ".spec.policyRef.name", ".status.phase"),

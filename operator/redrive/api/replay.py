@@ -202,10 +202,10 @@ _CANCELED = model.Rule(
 
 
 _FOLLOWED = model.Rule(
-    "!has(self.followFor) || !((has(self.mode) && self.mode == 'Plan') "
+    "!has(self.followFor) || !((has(self.mode) && self.mode in ['Plan', 'Audit']) "
     "|| (present(self.target.type) && self.target.type == 'Topic'))",
     "`followFor` requires a run that moves messages to the policy's own consumers: target Retry or "
-    "Source, and not mode Plan",
+    "Source, and mode Run or Review",
     "leave it out",
 )
 
@@ -219,11 +219,12 @@ class Target(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """Effect of a Replay: messages are moved, only counted, or counted first."""
+    """Effect of a Replay: messages are moved, only counted, counted first, or compared."""
 
     RUN = "Run"
     PLAN = "Plan"
     REVIEW = "Review"
+    AUDIT = "Audit"
 
 
 class ReplayEngine(enum.StrEnum):
@@ -360,6 +361,14 @@ _TARGET_OF_BROKER = model.Rule(
 )
 
 
+_AUDITED = model.Rule(
+    f"!(has(self.mode) && self.mode == 'Audit') || !(present(self.select) || {_IS_ROCKETMQ}"
+    " || (has(self.engine) && self.engine == 'Spark'))",
+    "mode Audit compares all messages of a RetryPolicy, with engine Job",
+    "leave `select` and `engine` out; for a RocketMQRetryPolicy make a plan",
+)
+
+
 def check_ids(select: MessageSelection | None, kind: PolicyKind) -> None:
     """Check that the ids of *select* are those of the broker of a kind of policies.
 
@@ -389,7 +398,15 @@ class ReplaySpec(model.CheckedModel):
     `mode` from `Review` to `Run`.
     """
 
-    RULES = (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED, _TARGET_OF_BROKER, IDS_OF_BROKER)
+    RULES = (
+        _ONE_RUN,
+        _CONFIRMED,
+        _CANCELED,
+        _FOLLOWED,
+        _TARGET_OF_BROKER,
+        IDS_OF_BROKER,
+        _AUDITED,
+    )
 
     policy_ref: PolicyRef
     """Policy of the dead letters, in the same namespace."""
@@ -418,7 +435,9 @@ class ReplaySpec(model.CheckedModel):
     """`Run`: messages are moved. `Plan`: they are only counted, and `status.run.preview` shows the
     result; other Replays of the policy may run at the same time. `Review`: the run plans, and then
     waits until `mode` is set to `Run`. It then moves the counted messages, and none that came
-    later. It ends after 15 minutes without that. Defaults to Run."""
+    later. It ends after 15 minutes without that. `Audit`: dead-letter topic, ledger and targets are
+    compared, message by message, and `status.run.audit` has the differences; nothing is moved, and
+    other Replays may run at the same time. It has no selection, and engine Job. Defaults to Run."""
 
     suspend: Annotated[bool, Strict()] = False
     """`true` suspends the run: in-flight messages are settled, progress is recorded, and no
@@ -485,6 +504,9 @@ class ReplaySpec(model.CheckedModel):
             raise _FOLLOWED.error()
         topic = self.target.topic
         is_of_rocketmq = self.policy_ref.kind is PolicyKind.ROCKETMQ
+        is_spark = self.engine is ReplayEngine.SPARK
+        if self.mode is Mode.AUDIT and (self.select is not None or is_of_rocketmq or is_spark):
+            raise _AUDITED.error()
         if topic is not None and isinstance(topic, TopicName) is is_of_rocketmq:
             raise _TARGET_OF_BROKER.error(topic)
         check_ids(self.select, self.policy_ref.kind)
@@ -492,7 +514,7 @@ class ReplaySpec(model.CheckedModel):
     @property
     def is_plan(self) -> bool:
         """Return True if nothing is moved."""
-        return self.mode is Mode.PLAN
+        return self.mode in {Mode.PLAN, Mode.AUDIT}
 
     def confirms(self, confirmation: Confirmation) -> bool:
         """Return True if the author confirms *confirmation*."""

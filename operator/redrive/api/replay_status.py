@@ -109,6 +109,52 @@ class Preview(StatusModel):
     scan."""
 
 
+MAX_AUDITED = 65
+_Examples = Annotated[tuple[Annotated[str, Field(max_length=MAX_ID)], ...], Field(max_length=5)]
+
+
+class AuditResult(StatusModel):
+    """Differences between dead-letter topic, ledger and targets, with `spec.mode: Audit`.
+
+    Only `topics` and `messages` are set while the job reads the targets.
+    """
+
+    topics: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_TOPIC)], ...], Field(max_length=MAX_AUDITED)
+    ]
+    """The targets: the retry topic, `spec.target`, and those of other Replays of the policy that a
+    rule of the connection allows."""
+
+    messages: int
+    """Messages of the targets that were read."""
+
+    doubled: int | None = None
+    """Dead letters that the targets have more than once."""
+
+    doubled_examples: _Examples = ()
+    """Ids of up to five, as `ledger:entry:partition:index`; partition -1 means that the topic is
+    not partitioned."""
+
+    unrecorded: int | None = None
+    """Unacknowledged entries that a target contains, that are not recorded as moved, and for which
+    the next Replay does not search the target. It would send them again."""
+
+    unrecorded_examples: _Examples = ()
+    """Ids of up to five, as `ledger:entry:partition`."""
+
+    missing: int | None = None
+    """Entries that are recorded as moved, and that no target contains. Usually they were consumed,
+    and the broker has deleted them."""
+
+    returned: int | None = None
+    """Entries that are recorded as moved, and are not acknowledged: the broker lost the
+    acknowledgement, for example when it was killed. The next Replay acknowledges them."""
+
+    open: int | None = None
+    """Ranges of entries that a running Replay moves, or an interrupted Replay left unfinished. The
+    next Replay searches the target for their messages."""
+
+
 class RunOutcome(StatusModel):
     """Outcome of moved messages: `moved` = handled + waiting + deadAgain.
 
@@ -290,6 +336,9 @@ class ReplayRun(LenientStatus):
 
     outcome: RunOutcome | None = None
     """Outcome of the moved messages, with `spec.followFor`."""
+
+    audit: AuditResult | None = None
+    """Result of an audit."""
 
     suspended: bool | None = None
     """True while the run sends nothing, because of `spec.suspend` or a missing approval."""

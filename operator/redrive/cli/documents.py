@@ -109,6 +109,16 @@ class EntryRefusal(TypedDict):
     cause: str
 
 
+AuditFindingName = Literal["doubled", "unrecorded", "missing", "returned", "open"]
+
+
+class AuditFinding(TypedDict):
+    """Number of differences of one kind."""
+
+    finding: AuditFindingName
+    count: int
+
+
 class ComponentVersion(TypedDict):
     """Version of one part of an installation, or of the API server."""
 
@@ -190,6 +200,18 @@ class BlockedKeyList(_Document):
 
     kind: Literal["BlockedKeyList"]
     items: list[BlockedKeyRecord]
+
+
+class AuditFindingList(_Document):
+    """Output of `audit`; the examples are ids of at most five messages, or entries."""
+
+    kind: Literal["AuditFindingList"]
+    replay: str
+    messages: int
+    topics: list[str]
+    doubledExamples: list[str]
+    unrecordedExamples: list[str]
+    items: list[AuditFinding]
 
 
 class RefusedEntryList(_Document):
@@ -302,6 +324,7 @@ DOCUMENTS = (
     StatusList,
     ReplayHistory,
     BlockedKeyList,
+    AuditFindingList,
     RefusedEntryList,
     VersionList,
     CheckResultList,

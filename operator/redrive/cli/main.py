@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "follow": Subcommand("replay", "See", "progress of a Replay or an Inspection"),
     "doctor": Subcommand("installation", "See", "checks of the installation and of your rights"),
     "version": Subcommand("installation", "See", "versions, and where they differ"),
+    "audit": Subcommand("audit", "See", "compare dead letters, ledger and targets of Replays"),
     "keys": Subcommand("keys", "See", "keys that wait for the retry of a message"),
     "causes": Subcommand("inspection", "Read", "count dead letters by cause"),
     "peek": Subcommand("inspection", "Read", "show single dead letters; consumes nothing"),

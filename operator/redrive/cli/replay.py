@@ -48,6 +48,7 @@ from redrive.cli.replays import (
     Start,
     attach,
     confirmed,
+    is_audit,
     is_plan,
     phase_of,
     progress,
@@ -70,6 +71,8 @@ FOLLOW_FOR = "15m"
 """Time for which a run reads the outcome of the messages that it has moved."""
 PLAN_LIFETIME = {"deadline": "30m", "ttlAfterFinished": "5m"}
 """Fields by which a plan ends and is deleted, even if this program was killed."""
+AUDIT_LIFETIME = {"deadline": "6h", "ttlAfterFinished": "1d"}
+"""The same for an audit, which reads all messages of the targets."""
 REVIEW_LIFETIME = {"deadline": "1h", "ttlAfterFinished": "1h"}
 """Fields by which a review ends and is deleted, likewise. A confirmation removes them."""
 LATEST_START = timedelta(hours=1)
@@ -236,8 +239,19 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
     return _attached(cluster, flags, moving, options)
 
 
+def _followed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a Replay, or of an Inspection behind its kind."""
+    prefix = "inspection/"
+    replays = names_of("replays")(ctx, param, incomplete) if "/" not in incomplete else []
+    inspections: list[str] = []
+    if prefix.startswith(incomplete) or incomplete.startswith(prefix):
+        start = incomplete[len(prefix) :]
+        inspections = names_of("inspections")(ctx, param, start)
+    return [*replays, *(prefix + name for name in inspections)]
+
+
 @click.command()
-@click.argument("name", metavar="[inspection/]NAME", shell_complete=names_of("replays"))
+@click.argument("name", metavar="[inspection/]NAME", shell_complete=_followed)
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Give up after this time: exit 4.")
 @output_option("json", "yaml", "name")
 @utc_option
@@ -318,7 +332,7 @@ def manifest(  # noqa: PLR0913  parts of one object
         "maxReplays": options["max_replays"],
         "rateLimit": None if rate is None else {"messages": rate, "per": "1s"},
         "confirmations": list(options["confirmations"]) or None,
-        "followFor": FOLLOW_FOR if has_outcome and mode != "Plan" else None,
+        "followFor": FOLLOW_FOR if has_outcome and mode in {"Run", "Review"} else None,
         "reason": options["reason"],
         "ticket": options["ticket"],
         **_LIFETIMES.get(mode, {}),
@@ -346,14 +360,15 @@ def object_of(
 
 
 def planned(cluster: Cluster, plan: Body) -> Body:
-    """Wait for the numbers of a plan, or of a Replay in review; return it as it is then.
+    """Wait for the numbers of a plan, an audit or a Replay in review; return it as it is then.
 
     Raises:
-        RedriveError: the plan failed.
+        RedriveError: it failed.
         KeyboardInterrupt: the command was interrupted; the Replay is deleted or canceled.
     """
     live, start, since = Live(sys.stderr), Start(), time.monotonic()
-    live.show(["plans; nothing is moved"])
+    run, doing = ("audit", "reads targets") if is_audit(plan) else ("plan", "plans")
+    live.show([f"{doing}; nothing is moved"])
     has_numbers = False
     try:
         for snapshot in cluster.states(REPLAYS, plan):
@@ -365,32 +380,38 @@ def planned(cluster: Cluster, plan: Body) -> Body:
                 break
             if problem := start.problem(plan):
                 raise RedriveError(
-                    "the plan can't start", got=problem, remedy="repeat the command then"
+                    f"the {run} can't start",
+                    got=problem,
+                    remedy="resolve this, and repeat the command",
                 )
-            live.show(["plans; nothing is moved", *lines, *error])
+            live.show([f"{doing}; nothing is moved", *lines, *error])
         else:
             raise RedriveError(
-                f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
+                f"the {run} {plan['metadata']['name']} was deleted", remedy="repeat the command"
             )
     finally:
         live.clear()
         if not has_numbers:
             _end_plan(cluster, plan)
     if phase_of(plan) == "Failed":
-        raise RedriveError("the plan has failed", got=result_text(plan), remedy="correct it")
+        raise RedriveError(
+            f"the {run} has failed",
+            got=result_text(plan),
+            remedy="resolve this, and repeat the command",
+        )
     return plan
 
 
 def _end_plan(cluster: Cluster, plan: Body) -> None:
-    """Delete a plan, or cancel a review: it names who has asked."""
+    """Delete a plan or an audit, or cancel a review: it names who has asked."""
     with suppress(ObjectNotFoundError):
-        if plan["spec"]["mode"] == "Plan":
+        if plan["spec"]["mode"] != "Review":
             cluster.delete(REPLAYS, plan)
         else:
             cluster.patch(REPLAYS, plan, {"spec": {"cancel": True}})
 
 
-_LIFETIMES = {"Plan": PLAN_LIFETIME, "Review": REVIEW_LIFETIME}
+_LIFETIMES = {"Plan": PLAN_LIFETIME, "Audit": AUDIT_LIFETIME, "Review": REVIEW_LIFETIME}
 
 
 def _shown_count(count: Body) -> str:

@@ -135,22 +135,8 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
         replay: as it was read last.
         seconds: since the start of the command; at first a Replay that waits shows no reason.
     """
-    run, phase = run_of(replay), phase_of(replay)
-    counts, outcome = run.get("counts") or {}, run.get("outcome")
-    if is_plan(replay) or "matched" not in counts:
-        scanned = f", {counts['scanned']} dead letters read" if counts.get("scanned") else ""
-        yield f"  {phase.lower()}{scanned}"
-    else:
-        parts = [f"moved    {counts.get('moved', 0)} of {counts['matched']}"]
-        if counts.get("refused"):
-            parts.append(f"refused {counts['refused']}")
-        if counts.get("doubled"):
-            parts.append(f"perhaps twice {counts['doubled']}")
-        if run.get("ratePerMinute") is not None and phase not in ENDED:
-            parts.append(f"{run['ratePerMinute'] / 60:.0f}/s")
-        if run.get("remaining") and phase not in ENDED:
-            parts.append(f"about {run['remaining']} left")
-        yield f"  {'   '.join(parts)}"
+    phase, outcome = phase_of(replay), run_of(replay).get("outcome")
+    yield f"  {'   '.join(_figures(replay))}"
     if outcome and phase not in ENDED:
         yield f"  {_outcome_text(outcome, '   ')}"
     if seconds < SLOW_SECONDS or phase in ENDED:
@@ -161,9 +147,37 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
         yield f"  {reason}"
 
 
+def _figures(replay: Body) -> Iterator[str]:
+    """Yield the figures of a Replay; its phase while none are known."""
+    run, phase = run_of(replay), phase_of(replay)
+    counts = run.get("counts") or {}
+    if is_audit(replay):
+        messages = (run.get("audit") or {}).get("messages", 0)
+        yield f"{phase.lower()}, {messages} messages of targets read"
+        return
+    if is_plan(replay) or "matched" not in counts:
+        scanned = f", {counts['scanned']} dead letters read" if counts.get("scanned") else ""
+        yield f"{phase.lower()}{scanned}"
+        return
+    yield f"moved    {counts.get('moved', 0)} of {counts['matched']}"
+    if counts.get("refused"):
+        yield f"refused {counts['refused']}"
+    if counts.get("doubled"):
+        yield f"perhaps twice {counts['doubled']}"
+    if run.get("ratePerMinute") is not None and phase not in ENDED:
+        yield f"{run['ratePerMinute'] / 60:.0f}/s"
+    if run.get("remaining") and phase not in ENDED:
+        yield f"about {run['remaining']} left"
+
+
 def is_plan(replay: Body) -> bool:
     """Return True if the Replay moves nothing, or nothing yet."""
-    return replay["spec"].get("mode") in {"Plan", "Review"}
+    return replay["spec"].get("mode") in {"Plan", "Review", "Audit"}
+
+
+def is_audit(replay: Body) -> bool:
+    """Return True if the Replay compares the topics."""
+    return bool(replay["spec"].get("mode") == "Audit")
 
 
 def has_expired(replay: Body) -> bool:
@@ -185,6 +199,8 @@ def result_text(replay: Body) -> str:
         return f"Failed: {conditions['Failed']['reason']}: {clean(conditions['Failed']['message'])}"
     if has_expired(replay):
         return "Complete: the review was not confirmed in time; nothing was moved"
+    if is_audit(replay):
+        return f"Complete: {clean(conditions['Complete']['message'])}"
     if is_plan(replay):
         return f"Complete: a plan; {counts.get('left', 0)} would be moved"
     if counts.get("matched") == 0:
@@ -202,7 +218,14 @@ def exit_code_of(replay: Body) -> int:
     if "Failed" in conditions_of(replay) or has_expired(replay):
         return 1
     counts, outcome = run.get("counts") or {}, run.get("outcome") or {}
-    findings = counts.get("refused"), counts.get("doubled"), outcome.get("deadAgain")
+    audit = (run.get("audit") or {}) if is_audit(replay) else {}
+    findings = (
+        counts.get("refused"),
+        counts.get("doubled"),
+        outcome.get("deadAgain"),
+        audit.get("doubled"),
+        audit.get("unrecorded"),
+    )
     return HAS_FINDINGS if any(findings) else 0
 
 

@@ -15,7 +15,7 @@ time to live of the policy expires it, a `BroadcastConsumer` has no second attem
 with `DiscardUnreadable` acknowledges entries that no client can read.
 
 While the broker is down, for ten minutes as well, `run` continues, and that time counts as no
-attempt (the operator: `admin.guards`; a Replay: `replay.job.run`):
+attempt. For the operator see `admin.guards`, for Replays `replay.job.run`.
 
 - The client tries to connect without limit. After `disconnect_timeout` the consumer reports the
   lost connection.

@@ -1,12 +1,13 @@
 """Credentials of a BrokerConnection as an `Access` to its broker, with rotation and token refresh.
 
 Every reconcile uses them. Secrets are read by name, never listed or watched: a watch would need
-permission to read all Secrets. They are cached for `CACHE_SECONDS`, and read again at once when a
-broker refuses them. A thousand policies cost one read every 15 s. A changed Secret is in use within
-that time, or after the first refusal. The token of an issuer is kept for 80 % of its lifetime.
+permission to read all Secrets. They are cached for `CACHE_SECONDS`, and read again when a broker
+refuses them, at most once per second. All policies of a connection share one read every 15 s. A
+changed Secret is in use within that time, or after the first refusal. The token of an issuer is
+kept for 80 % of its lifetime.
 
-If an issuer fails, its token stays in use until it expires. While the API server fails, those of
-Secrets stay in use without limit. A deleted Secret is an error at the next read.
+If an issuer fails, its token stays in use until it expires. While the API server fails, credentials
+from Secrets stay in use without limit. After a Secret is deleted, the next read fails.
 """
 
 from __future__ import annotations

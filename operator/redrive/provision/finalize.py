@@ -8,11 +8,11 @@ deleted at once, even if the operator does not run; `DeletionEvents` reports the
 marked as this policy's. With `Delete` or `DeleteIfEmpty` the operator deletes a topic that redrive
 created if its name comes from the naming scheme, no other subscription and no connected client uses
 it, and a rule of the connection has `deletion: Allowed`. From any other topic only the additions of
-redrive are removed. No other module deletes topics of Pulsar; `provision.rocketmq` those of
-RocketMQ.
+redrive are removed. Only this module deletes topics of Pulsar; `provision.rocketmq` deletes topics
+of RocketMQ.
 
-`hand_over` passes the topics of a policy to the policy of the same name in another cluster, as in
-blue-green deployments. Only the owner can do that: a policy cannot take topics of another cluster.
+`reconciler.hand_over` passes the topics of a policy to the policy of the same name in another
+cluster, as in blue-green deployments. Only the cluster that owns the topics can hand them over.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ Modules from the top. Each imports only modules below it:
 - `spark`, the engine with executors, is the only module that imports pyspark.
 - `job`, with `run` as its spine, runs a replay from start to end.
 - `mover` moves one range to the target, with `sending`, `transport` and `lookup`.
-- `ledger`, `records` and `account` record which Replay has moved which messages.
+- `ledger`, `records` and `account` record which Replay has moved which messages, and where a killed
+  one may have sent others. Those that it has sent are found in the target, see `lookup`.
 
 Operator and job share `spec`, the argument of a job, and `selection`, which checks the `where` of a
-Replay and generates SQL. `python -m redrive.replay` is the job; `python -m redrive.replay.audit`
-compares both topics with the ledger, `python -m redrive.replay.refused` lists messages that could
-not be moved, and `python -m redrive.replay.harmful` finds entries that end each consumer.
+Replay and generates SQL. `python -m redrive.replay` is the job, and `audit` its comparison of both
+topics with the ledger; `python -m redrive.replay.refused` lists messages that could not be moved,
+and `python -m redrive.replay.harmful` finds entries that end each consumer.
 """

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from redrive.api.replay_status import ReplayRun
+from redrive.api.replay_status import AuditResult, ReplayRun
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.kube import logs
 from redrive.kube.client import NotFoundError, UnavailableError
 from redrive.reading.positions import EntryId
 from redrive.reading.queues import QueueCluster
+from redrive.replay import audit
 from redrive.replay.job import outcomes, queues
 from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
@@ -32,9 +33,12 @@ from redrive.replay.job.queue_plan import QueueScan
 from redrive.replay.job.run import Review, plan_review, preview, run
 from redrive.replay.ledger import mounted_key
 from redrive.replay.spec import QueueReplayJob, ReplayJob, RunJob, decode_job
+from redrive.replay.transport import Pace
 
 REVIEW_SECONDS = 1.0
 """Interval of polls of a Replay in review."""
+AUDIT_SECONDS = 5.0
+"""Interval of the reports of an audit."""
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +123,9 @@ def _engine(job: ReplayJob) -> Iterator[Engine]:
 
 def _move(job: ReplayJob, progress: Progress, before: ReplayRun) -> bool:
     """Run the job, and return False if its review ended unconfirmed."""
+    if job.audited:
+        _audit(job, progress)
+        return True
     with _engine(job) as engine:
         if job.dry_run:
             progress.preview(preview(job, engine, progress))
@@ -132,6 +139,37 @@ def _move(job: ReplayJob, progress: Progress, before: ReplayRun) -> bool:
         was_planned = review is None and before.counts.matched is not None
         run(job, engine, progress, was_planned=was_planned, review=review)
     return True
+
+
+def _audit(job: ReplayJob, progress: Progress) -> None:
+    """Compare the topics, and write the differences into the status.
+
+    Raises:
+        ReplayGoneError, RunEndedError: the Replay was deleted or canceled, or its deadline is over.
+    """
+    messages, due = 0, time.monotonic() + AUDIT_SECONDS
+    pace, topics = Pace(), tuple(map(str, job.audited))
+
+    def report() -> None:
+        nonlocal messages, due
+        messages += 1
+        now = time.monotonic()
+        pace.sent(now, job.rate_limit)
+        if wait := pace.due_in(now, job.rate_limit):
+            time.sleep(wait)
+        if time.monotonic() < due:
+            return
+        try:
+            progress.check_continues()
+            progress.show_audit(AuditResult(topics=topics, messages=messages))
+        except UnavailableError as error:
+            logger.warning("status update failed, the audit continues: %s", error)
+        due = time.monotonic() + AUDIT_SECONDS
+
+    urls, policy = (job.service_url, job.admin_url), job.policy
+    dead_letters = policy.dead_letter_topic, policy.dead_letter_subscription
+    findings = audit.audit(urls, *dead_letters, *job.audited, on_read=report)
+    progress.show_audit(findings.result(topics, messages))
 
 
 def _shown(before: ReplayRun) -> Review | None:

@@ -1,187 +1,234 @@
 """Comparison of dead-letter topic, ledger and targets, message by message, without changes.
 
-`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC TARGET…`, in an environment
-with the credentials of the replay role, as in a job. Targets are the topics to which Replays moved
-messages, usually the retry topic. Messages that were consumed and deleted cannot be compared.
+A Replay with `mode: Audit` runs it. Other Replays of the policy may run meanwhile: the ledger is
+read before the targets and after them, so a message that is moved in between is no finding.
+Messages that were consumed and deleted can't be compared.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
+from redrive.admin.errors import AdminNotFoundError
+from redrive.api.replay_status import AuditResult
 from redrive.messages import read_properties
 from redrive.policy import naming
 from redrive.policy.envelope import reconsume_times
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
-from redrive.reading.positions import NOWHERE, EntryId, Source
-from redrive.reading.ranges import Partition, Range
+from redrive.reading.positions import NOWHERE, Position, Source
+from redrive.reading.ranges import Range
 from redrive.reading.reader import ReadableTopic
 from redrive.replay import ledger
 from redrive.replay.evidence import LedgerKey
-from redrive.replay.lookup import proven_source
-from redrive.replay.records import Records
+from redrive.replay.lookup import MAX_CONTENT, proven_source
+from redrive.replay.records import RangeRecord, Records
 
-Place = tuple[int, EntryId]
-"""Partition and id of an entry of the dead-letter topic."""
+EXAMPLES = 5
+Entries = Mapping[Range, int]
+"""Entries of the dead-letter topic, as a bitmap of offsets for each range; none is empty."""
+Messages = Mapping[tuple[Range, int], int]
+"""Messages of the dead-letter topic: the bitmap of entries by range and index in the entry."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class AuditFindings:
-    """Differences between the topics, sorted.
+    """Differences between the topics.
 
     Attributes:
         doubled: messages that the targets contain more than once in total.
-        missing: entries that are recorded as moved, and in no target: lost, or deleted there.
-        unrecorded: entries in a target that are not recorded and have no open lease, although the
-            dead-letter topic has them. The next Replay would send them again.
+        unrecorded: unacknowledged entries that a target contains, that are not recorded as moved,
+            and for which the next Replay does not search the target. It would send them again.
+        missing: entries that are recorded as moved, without a message in any target: consumed and
+            deleted there, moved to a topic that was not read, or lost.
         returned: entries that are recorded as moved, and are not acknowledged. The next Replay
             acknowledges them.
-        open: ranges with an open lease, for which the next Replay searches the target.
+        open: ranges for which the next Replay searches the target: a Replay moves them now, or was
+            interrupted.
     """
 
-    doubled: tuple[Source, ...] = ()
-    missing: tuple[Place, ...] = ()
-    unrecorded: tuple[Place, ...] = ()
-    returned: tuple[Place, ...] = ()
+    doubled: Messages = field(default_factory=dict)
+    unrecorded: Entries = field(default_factory=dict)
+    missing: Entries = field(default_factory=dict)
+    returned: Entries = field(default_factory=dict)
     open: tuple[Range, ...] = ()
+
+    def result(self, topics: tuple[str, ...], messages: int) -> AuditResult:
+        """Return the numbers for the status, after so many messages of some topics were read."""
+        doubled = (
+            f"{place.entry_id(offset)}:{place.partition}:{index}"
+            for (place, index), entries in sorted(self.doubled.items())
+            for offset in bitmap.members(entries)
+        )
+        unrecorded = (
+            f"{place.entry_id(offset)}:{place.partition}"
+            for place, entries in sorted(self.unrecorded.items())
+            for offset in bitmap.members(entries)
+        )
+        return AuditResult(
+            topics=topics,
+            messages=messages,
+            doubled=_count(self.doubled),
+            unrecorded=_count(self.unrecorded),
+            missing=_count(self.missing),
+            returned=_count(self.returned),
+            open=len(self.open),
+            doubled_examples=tuple(islice(doubled, EXAMPLES)),
+            unrecorded_examples=tuple(islice(unrecorded, EXAMPLES)),
+        )
+
+
+class TargetMessages:
+    """Dead letters that targets contain, by their positions in the dead-letter topic.
+
+    A bitmap of up to 1.3 kB is kept for each range of 10,000 entries and each index in a batch.
+
+    Attributes:
+        doubled: messages that were added more than once.
+        stored: all messages.
+    """
+
+    def __init__(self) -> None:
+        self.doubled: dict[tuple[Range, int], int] = defaultdict(int)
+        self.stored: dict[tuple[Range, int], int] = defaultdict(int)
+
+    def add(self, partition: int, position: Position) -> None:
+        """Add a message of a target."""
+        place = Range.of(partition, position)
+        offset = position.entry - place.first
+        key, entry = (place, position.batch_index), bitmap.span(offset, offset)
+        if self.stored[key] & entry:
+            self.doubled[key] |= entry
+        self.stored[key] |= entry
+
+    def entries(self) -> dict[Range, int]:
+        """Return the entries with at least one added message."""
+        united: dict[Range, int] = defaultdict(int)
+        for (place, _), entries in self.stored.items():
+            united[place] |= entries
+        return united
+
+
+def moved_entries(records: Records) -> Entries:
+    """Return the entries that are recorded as moved."""
+    return _without_empty({place: record.moved_by_any for place, record in records.ranges.items()})
 
 
 def compare(
-    records: Records,
-    sources: Counter[Source],
-    backlog: Mapping[Range, int],
-    held: AbstractSet[tuple[int, int]],
+    moved: Entries, records: Records, messages: TargetMessages, backlog: Entries
 ) -> AuditFindings:
     """Return the differences.
 
     Args:
-        records: records of the ledger.
-        sources: sources of the messages in the targets.
-        backlog: bitmaps of unacknowledged entries by range.
-        held: partition and id of each ledger that the dead-letter topic has.
+        moved: entries that were recorded as moved before the targets were read.
+        records: records of the ledger after that.
+        messages: messages of the targets.
+        backlog: unacknowledged entries, read last.
     """
-    stored = {(source.partition, source.position.entry_id) for source in sources}
-    moved: set[Place] = set()
-    partly: set[Place] = set()
-    leased = set()
-    for source_range, record in records.ranges.items():
-        moved |= {
-            (source_range.partition, source_range.entry_id(at))
-            for at in bitmap.members(record.moved_by_any)
-        }
-        partly |= {
-            (source_range.partition, source_range.entry_id(at))
-            for parts in record.partly.values()
-            for at in parts
-        }
-        if record.leased:
-            leased.add(source_range)
-    strange = {
-        (partition, entry)
-        for partition, entry in stored - moved - partly
-        if (partition, entry.ledger) in held
-        and not any(_holds(source_range, (partition, entry)) for source_range in leased)
-    }
-    returned = (
-        (source_range.partition, source_range.entry_id(offset))
-        for source_range, bits in backlog.items()
-        for offset in bitmap.members(bits & records.range(source_range).moved_by_any)
-    )
+    unrecorded: dict[Range, int] = defaultdict(int)
+    for (place, index), entries in messages.stored.items():
+        sent_again = entries & backlog.get(place, bitmap.EMPTY)
+        unrecorded[place] |= sent_again & ~_known(records.range(place), place, index)
+    stored = messages.entries()
     return AuditFindings(
-        doubled=tuple(sorted(source for source, count in sources.items() if count > 1)),
-        missing=tuple(sorted(moved - stored)),
-        unrecorded=tuple(sorted(strange)),
-        returned=tuple(sorted(returned)),
-        open=tuple(sorted(leased)),
+        doubled=dict(messages.doubled),
+        unrecorded=_without_empty(unrecorded),
+        missing=_without_empty(
+            {place: entries & ~stored.get(place, bitmap.EMPTY) for place, entries in moved.items()}
+        ),
+        returned=_without_empty(
+            {place: bits & moved.get(place, bitmap.EMPTY) for place, bits in backlog.items()}
+        ),
+        open=tuple(sorted(place for place, record in records.ranges.items() if _is_open(record))),
     )
+
+
+def _is_open(record: RangeRecord) -> bool:
+    """Return True if the next Replay searches the target before it sends messages of the range."""
+    return record.leased or bool(record.tails)
+
+
+def _known(record: RangeRecord, place: Range, index: int) -> int:
+    """Return the entries of a range for which the next Replay does not send the message *index*."""
+    if _is_open(record):
+        return bitmap.span(0, place.size - 1)
+    partly = (
+        offset
+        for parts in record.partly.values()
+        for offset, indexes in parts.items()
+        if bitmap.contains(indexes, index)
+    )
+    refused = bitmap.span(0, max(record.unproven.values(), default=-1))
+    return record.moved_by_any | refused | bitmap.of(partly, place.size)
+
+
+def _without_empty(entries: Entries) -> Entries:
+    return {place: bits for place, bits in entries.items() if bits}
+
+
+def _count(places: Entries | Messages) -> int:
+    return sum(entries.bit_count() for entries in places.values())
 
 
 def audit(
-    urls: tuple[str, str], dead_letter: TopicName, subscription: str, *targets: TopicName
+    urls: tuple[str, str],
+    dead_letter: TopicName,
+    subscription: str,
+    *targets: TopicName,
+    on_read: Callable[[], object] = lambda: None,
 ) -> AuditFindings:
-    """Read all topics, and compare them.
+    """Read all topics with the credentials of the job, and compare them.
 
     Args:
         urls: URLs of the broker and of its admin API.
         dead_letter: dead-letter topic.
         subscription: subscription that retains dead letters.
-        targets: topics to which Replays moved messages.
+        targets: topics to which Replays moved messages. A missing topic counts as empty.
+        on_read: called for each message of a target.
 
     Raises:
-        RedriveError: a topic cannot be read.
+        RedriveError: a topic can't be read.
     """
-    service_url, admin_url = urls
-    key = ledger.mounted_key()
+    (service_url, admin_url), ledger_topic = urls, naming.ledger_topic(dead_letter)
+    key, messages = ledger.mounted_key(), TargetMessages()
     with broker.connect(service_url) as client:
-        records = ledger.read(client, naming.ledger_topic(dead_letter), key, admin_url)
-        sources: Counter[Source] = Counter()
+
+        def records() -> Records:
+            return broker.waited(lambda: ledger.read(client, ledger_topic, key, admin_url))
+
+        moved = moved_entries(records())
         for target in targets:
-            topic = ReadableTopic(client, admin_url, target)
-            sources.update(_sources(topic, broker.read_partitions(admin_url, target), key))
-    dead = broker.read_partitions(admin_url, dead_letter, subscription)
-    backlog = {piece.range: piece.pending for piece in ranges.all_pieces(dead)}
-    held = {(partition.index, ledger_id) for partition in dead for ledger_id in partition.held}
-    return compare(records, sources, backlog, held)
+            topic = ReadableTopic(client, admin_url, target, max_content=MAX_CONTENT)
+            for source in _sources(topic, key, on_read):
+                messages.add(source.partition, source.position)
+        after = records()
+    dead = broker.waited(lambda: broker.read_partitions(admin_url, dead_letter, subscription))
+    backlog = {piece.range: piece.pending for piece in ranges.all_pieces(dead) if piece.pending}
+    return compare(moved, after, messages, backlog)
 
 
 def _sources(
-    target: ReadableTopic, partitions: tuple[Partition, ...], key: LedgerKey
+    target: ReadableTopic, key: LedgerKey, on_read: Callable[[], object]
 ) -> Iterator[Source]:
     """Yield the sources of replayed messages in *target*, without their retries."""
+    try:
+        partitions = broker.waited(lambda: broker.read_partitions(target.admin_url, target.topic))
+    except AdminNotFoundError:
+        logger.info("%s does not exist, so it has no messages", target.topic)
+        return
     for partition in partitions:
         held = partition.behind(NOWHERE)
         ahead = reader.prefetch(partition.entry_bytes)
         for message in reader.read_messages(target, partition.index, NOWHERE, held, ahead):
+            on_read()
             carried = read_properties(message) or {}
+            del message  # before the next one is decompressed
             source = proven_source(carried, target.topic, key)
             if source is not None and reconsume_times(carried) == 0:
                 yield source
-
-
-def _holds(source_range: Range, place: Place) -> bool:
-    partition, entry = place
-    return (source_range.partition, source_range.ledger) == (partition, entry.ledger) and (
-        source_range.first <= entry.entry <= source_range.last
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Print the differences; return 1 if messages are lost or doubled, or will be."""
-    parser = argparse.ArgumentParser(prog="python -m redrive.replay.audit", description=__doc__)
-    parser.add_argument("service_url")
-    parser.add_argument("admin_url")
-    parser.add_argument("dead_letter_topic", type=TopicName.parse_whole)
-    parser.add_argument("target", type=TopicName.parse_whole, nargs="+")
-    parser.add_argument(
-        "--subscription",
-        default=DEAD_LETTER_SUBSCRIPTION,
-        help="subscription that retains dead letters (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--complete",
-        action="store_true",
-        help="targets contain all messages that were ever moved, so missing ones are lost",
-    )
-    options = parser.parse_args(arguments)
-    urls = options.service_url, options.admin_url
-    findings = audit(urls, options.dead_letter_topic, options.subscription, *options.target)
-    for field in fields(findings):
-        items = getattr(findings, field.name)
-        lines = [f"{field.name}: {len(items)}", *(f"  {_shown(item)}" for item in items)]
-        sys.stdout.write("\n".join(lines) + "\n")
-    lost = options.complete and findings.missing
-    return int(bool(findings.doubled or findings.unrecorded or lost))
-
-
-def _shown(item: Source | Range | Place) -> str:
-    return str(item) if isinstance(item, Source | Range) else f"{item[0]}:{item[1]}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """Search for entries of a subscription that end each consumer, and their quarantine.
 
 `python -m redrive.replay.harmful SERVICE_URL ADMIN_URL TOPIC SUBSCRIPTION [--dead-letter TOPIC]`,
-with credentials as for the audit, of a role that may consume the topic, and produce to the
+with credentials as in docs/howto/audit.md, of a role that may consume the topic, and produce to the
 dead-letter topic. Without `--dead-letter` it changes nothing. Each line has the id of an entry and
 its defect. An entry is harmful if its content does not match its metadata. The client for Python
 and C++ ends its process at many of these, before any handler receives a message.

@@ -1,9 +1,9 @@
 """List of all messages that the last Replay of a dead-letter topic refused, without changes.
 
-`python -m redrive.replay.refused SERVICE_URL DEAD_LETTER_TOPIC`, with credentials as for the audit.
-The status of a Replay has the first hundred. The ledger has all, until the next Replay of the
-policy begins. Each line contains the id of an entry for `select.ids`, the number of its selected
-messages, the cause, and the Replay.
+`python -m redrive.replay.refused SERVICE_URL DEAD_LETTER_TOPIC`, with the credentials of
+docs/howto/audit.md. The status of a Replay has the first hundred. The ledger has all, until the
+next Replay of the policy moves messages. Each line contains the id of an entry for `select.ids`,
+the number of its selected messages, the cause, and the Replay.
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ class ReplayJob:
         service_url: URL of the cluster.
         admin_url: URL of its admin API.
         where: SQL condition of the selection, as written by the author; None matches all.
-        dry_run: True to only plan.
+        dry_run: True to only plan, or to audit.
+        audited: targets to compare; empty except for an audit.
         review: True to show a plan, and wait until the Replay is confirmed and admitted.
         reason: reason that the author gave; may be empty.
         ticket: ticket that the author gave; may be empty.
@@ -163,6 +164,7 @@ class ReplayJob:
     admin_url: str
     where: str | None
     dry_run: bool = False
+    audited: tuple[_Topic, ...] = ()
     review: bool = False
     reason: str = ""
     ticket: str = ""

@@ -402,8 +402,8 @@ def test_spec_of_replay_cannot_change(
         assert "`cancel` is immutable once it is true" in refusal(cluster, same, kube_namespace)
 
 
-@pytest.mark.parametrize("before", ["Run", "Plan", "Review", None])
-@pytest.mark.parametrize("after", ["Run", "Plan", "Review", None])
+@pytest.mark.parametrize("before", ["Run", "Plan", "Review", "Audit", None])
+@pytest.mark.parametrize("after", ["Run", "Plan", "Review", "Audit", None])
 def test_mode_changes_from_review_to_run_only(
     cluster: Cluster, place: Place, before: str | None, after: str | None
 ) -> None:

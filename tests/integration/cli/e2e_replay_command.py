@@ -14,6 +14,7 @@ from redrive.kube.resources import REPLAYS
 from sandbox.pulsar import SUPERUSER
 from tests.support.cli_documents import SCHEMAS, check
 from tests.support.replay_shop import SECONDS, Shop, shop
+from tests.support.subscriptions import drain
 from tests.support.terminal import Terminal
 
 __all__ = ["shop"]
@@ -21,6 +22,26 @@ __all__ = ["shop"]
 
 def at_terminal(shop: Shop, *arguments: str) -> Terminal:
     return Terminal(shop.sandbox.cluster.kubeconfig, *arguments, "-n", shop.name)
+
+
+def audited(shop: Shop, code: int) -> dict[str, int]:
+    """Return the numbers of an audit by their findings, without those that a broker may change."""
+    audit = at_terminal(shop, "audit", "orders", "-o", "json")
+    assert audit.end() == code
+    document = json.loads(audit.text[audit.text.index("{") :])
+    check(document, SCHEMAS["$defs"]["AuditFindingList"])
+    numbers = {item["finding"]: item["count"] for item in document["items"]}
+    assert len(document["doubledExamples"]) == numbers["doubled"]
+    return {name: number for name, number in numbers.items() if name != "returned"}
+
+
+def copy_replayed(shop: Shop) -> None:
+    """Store a replayed message once more, as a raw client may."""
+    topic = shop.policy.retry_topic
+    client = shop.client()
+    (first, *_) = drain(shop.sandbox.pulsar, client, topic, shop.policy.subscription)
+    producer = client.create_producer(str(topic), batching_enabled=False)
+    producer.send(first.data(), properties=first.properties())
 
 
 @pytest.mark.timeout(5 * SECONDS)
@@ -128,6 +149,9 @@ def test_confirmed_replay_moves_what_its_review_showed(shop: Shop, tmp_path: Pat
     (row,) = (line for line in history.text.splitlines() if line.startswith(name))
     assert row.split()[3:5] == ["3", "0"]
     assert {"Run", "admin", "T-1", "fixed"} < set(row.split())
+    assert audited(shop, 0) == dict.fromkeys(("doubled", "unrecorded", "missing", "open"), 0)
+    copy_replayed(shop)
+    assert audited(shop, 3)["doubled"] == 1
     page = tmp_path / "report.html"
     written = at_terminal(shop, "report", "orders", "--to", str(page), *direct)
     assert written.end() == 0

@@ -311,6 +311,50 @@ def test_causes_end_if_no_replay_can_start(shop: Shop) -> None:
     assert not created()
 
 
+@pytest.mark.parametrize(
+    ("options", "doubled", "unrecorded", "missing", "code"),
+    [
+        ([], 0, 0, 2, 0),
+        (["--complete"], 0, 0, 2, 3),
+        (["--complete"], 0, 0, 0, 0),
+        ([], 1, 0, 0, 3),
+        (["--rate", "100"], 0, 1, 0, 3),
+    ],
+)
+def test_audit_exits_by_its_findings(  # noqa: PLR0913, PLR0917  one case
+    shop: Shop, options: list[str], doubled: int, unrecorded: int, missing: int, code: int
+) -> None:
+    def created() -> list[dict[str, Any]]:
+        replays = shop.client.list(REPLAYS, shop.name, fields="spec.policyRef.name=quiet")
+        return [dict(replay) for replay in replays if replay["spec"].get("mode") == "Audit"]
+
+    numbers = {"doubled": doubled, "unrecorded": unrecorded, "missing": missing}
+    numbers |= {"returned": 4, "open": 0}
+    examples = {
+        "doubledExamples": ["4711:3:-1:0"] * doubled,
+        "unrecordedExamples": ["4711:4:-1"] * unrecorded,
+    }
+    audited = {"topics": ["orders-RETRY", "orders"], "messages": 310, **examples, **numbers}
+    run = {"audit": audited, "finished": True}
+    complete = condition("Complete", "True", "Completed")
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(main, ["audit", "quiet", "-n", shop.name, *options])
+        wait_until(created)
+        (replay,) = created()
+        status = {"phase": "Completed", "conditions": [READY, complete], "run": run}
+        path = f"{REPLAYS.path(shop.name, replay['metadata']['name'])}/status"
+        shop.client.request("PATCH", path, {"status": status})
+        assert running.result() == code
+    shop.client.delete(REPLAYS, replay)
+    assert replay["spec"].keys().isdisjoint({"select", "followFor"})
+    captured = shop.capsys.readouterr()
+    rows = {row[0]: int(row[1]) for row in map(str.split, captured.out.splitlines()[1:])}
+    assert rows == numbers
+    assert "read 310 messages of orders-RETRY, orders\n" in captured.err
+    assert ("doubled, such as 4711:3:-1:0\n" in captured.err) == bool(doubled)
+    assert ("unrecorded, such as 4711:4:-1\n" in captured.err) == bool(unrecorded)
+
+
 def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> None:
     file, topic = tmp_path / "policies.yaml", "persistent://shop/prod/claimed"
     shop.put(POLICIES, "claimer", {}, topic=topic)
@@ -393,7 +437,7 @@ def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) ->
     check(findings, SCHEMAS["$defs"][findings["kind"]])
     inspected = {  # of commands that read a broker
         "CauseList", "PlannedCauseList", "InspectedCauseList", "MessageList",
-        "InspectedMessageList",
+        "InspectedMessageList", "AuditFindingList",
     }  # fmt: skip
     assert {*kinds.values(), findings["kind"], *inspected} == {
         choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]
@@ -474,6 +518,11 @@ def test_kubectl_runs_and_completes_the_plugin(shop: Shop, tmp_path: Path) -> No
     assert shown.endswith(f"All of them: kubectl redrive status --all -n {shop.name}\n")
     completed = kubectl("__complete", "redrive", "status", "-n", shop.name, "or")
     assert completed.splitlines() == ["orders", ":4"]
+    shop.put(INSPECTIONS, "seen", {}, policyRef={"name": "quiet"})
+    for begun in ("insp", "inspection/s"):
+        followed = kubectl("__complete", "redrive", "follow", "-n", shop.name, begun)
+        assert followed.splitlines() == ["inspection/seen", ":4"]
+    shop.client.delete(INSPECTIONS, shop.client.get(INSPECTIONS, shop.name, "seen"))
 
 
 def test_terminated_causes_deletes_its_inspection(shop: Shop) -> None:

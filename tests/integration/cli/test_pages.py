@@ -46,6 +46,7 @@ from sandbox.kubernetes import Cluster
 from tests.integration.cli.conftest import Shop, condition, put
 from tests.support.dead_letter_rows import of_the_page
 from tests.support.documented import (
+    AUDIT,
     BLOCKED_KEY,
     CHECK,
     DEVELOP,
@@ -308,7 +309,11 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
         run["review"] = {"expiryTime": written(now() + timedelta(minutes=15))}
         review = {"phase": "Suspended", "conditions": [READY, waits], "run": run}
         return {} if status.get("phase") == "Suspended" else review
-    if mode != "Plan":
+    if mode == "Audit":
+        findings = dict.fromkeys(("doubled", "unrecorded", "returned", "open"), 0)
+        topics = ["persistent://shop/prod/orders-fulfilment-RETRY"]
+        run = {"audit": {"topics": topics, "messages": 310, "missing": 120, **findings}}
+    elif mode != "Plan":
         counts |= {"moved": movable, "left": 0}
         seen = {"settled": False, "observedTime": written(now())}
         run["outcome"] = {"handled": movable - 8, "waiting": 2, "deadAgain": 6, **seen}
@@ -332,6 +337,7 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
         (README, "When messages have died", [0, 0, 3]),
         (BLOCKED_KEY, "Which of the two it is", [0]),
         (BLOCKED_KEY, "Dead-letter the message", [0]),
+        (AUDIT, "Compare", [0]),
     ],
 )
 def test_output_at_a_terminal_is_that_of_the_page(

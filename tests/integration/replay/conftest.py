@@ -139,8 +139,10 @@ class ProvisionedPolicy:
         The target is the retry topic, or *targets* are all that Replays have moved to.
         """
         urls = self.broker.service_url, self.broker.admin_url
-        topics = self.policy.dead_letter_topic, *(targets or (self.policy.retry_topic,))
-        assert audit.main([*urls, *map(str, topics), "--complete"]) == 0
+        dead_letters = self.policy.dead_letter_topic, self.policy.dead_letter_subscription
+        findings = audit.audit(urls, *dead_letters, *(targets or (self.policy.retry_topic,)))
+        differences = findings.doubled, findings.unrecorded, findings.missing
+        assert differences == ({}, {}, {})
 
     def admin(self, method: str, topic: TopicName, subject: str, body: object = None) -> str:
         """Ask the broker as its super-user, below *topic*."""

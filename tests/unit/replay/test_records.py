@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -22,13 +21,13 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker
 from redrive.reading.broker import ReadingClient
-from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
+from redrive.reading.positions import EntryId, Position, Tail, TargetPartition
 from redrive.reading.ranges import Range
 from redrive.reading.stored import MessagePlace
-from redrive.replay import audit, records, refused
 from redrive.replay import ledger as ledger_module
+from redrive.replay import records, refused
 from redrive.replay.account import Account
-from redrive.replay.audit import AuditFindings
+from redrive.replay.audit import AuditFindings, TargetMessages, compare, moved_entries
 from redrive.replay.evidence import CODE, NUMBER, LedgerKey, SignedRecord
 from redrive.replay.evidence import KEY as KEY_PROPERTY
 from redrive.replay.evidence import OWNER as OWNER_PROPERTY
@@ -260,7 +259,6 @@ def test_outdated_records_are_other_plans_and_trimmed_ranges(
 
 
 FIRST, SECOND = Range(0, 7, 0, 9_999), Range(0, 8, 0, 9_999)
-HELD = {(0, 7), (0, 8)}
 
 
 def ledger_of(**range_records_by_name: RangeRecord) -> Records:
@@ -272,35 +270,75 @@ def ledger_of(**range_records_by_name: RangeRecord) -> Records:
     return ledger
 
 
-def sources(*entries: int, ledger: int = 7) -> Counter[Source]:
-    return Counter(Source("uid", 0, Position(ledger, entry, 0)) for entry in entries)
+def stored(*places: tuple[int, ...]) -> TargetMessages:
+    """Return messages of a target, by ledger, entry and index."""
+    messages = TargetMessages()
+    for ledger, entry, *index in places:
+        messages.add(0, Position(ledger, entry, *(index or [0])))
+    return messages
 
 
 def test_audit_of_consistent_ledger_has_no_findings() -> None:
     ledger = ledger_of(of=RangeRecord(moved={"uid": 0b101}))
-    assert audit.compare(ledger, sources(0, 2), {FIRST: 0b010}, HELD) == AuditFindings()
+    messages = stored((7, 0), (7, 2))
+    assert compare(moved_entries(ledger), ledger, messages, {FIRST: 0b010}) == AuditFindings()
 
 
 def test_audit_reports_each_disagreement_with_position() -> None:
     ledger = ledger_of(of=RangeRecord(moved={"uid": 0b111}), other=RangeRecord(leased=True))
-    stored = sources(0, 0, 1, 5) + sources(3, ledger=8)
-    findings = audit.compare(ledger, stored, {FIRST: 0b010}, HELD)
+    messages = stored((7, 0), (7, 0), (7, 1), (7, 5), (8, 3))
+    backlog = {FIRST: 0b10_0010, SECOND: 0b1000}
+    findings = compare(moved_entries(ledger), ledger, messages, backlog)
     assert findings == AuditFindings(
-        doubled=(Source("uid", 0, Position(7, 0, 0)),),
-        missing=((0, EntryId(7, 2)),),
-        unrecorded=((0, EntryId(7, 5)),),
-        returned=((0, EntryId(7, 1)),),
+        doubled={(FIRST, 0): 0b1},
+        unrecorded={FIRST: 0b10_0000},
+        missing={FIRST: 0b100},
+        returned={FIRST: 0b10},
         open=(SECOND,),
     )
+    assert findings.result(("orders-RETRY",), 5).to_manifest() == {
+        "topics": ["orders-RETRY"],
+        "messages": 5, "doubled": 1, "missing": 1, "unrecorded": 1, "returned": 1, "open": 1,
+        "doubledExamples": ["7:0:0:0"], "unrecordedExamples": ["7:5:0"],
+    }  # fmt: skip
 
 
-def test_audit_accepts_partly_moved_entry() -> None:
+def test_audit_beside_a_replay_finds_open_ranges_only() -> None:
+    """Meanwhile entry 1 was sent and recorded, entry 2 sent, and entry 3 recorded and consumed."""
+    before = ledger_of(of=RangeRecord(leased=True, moved={"uid": 0b1}))
+    after = ledger_of(of=RangeRecord(leased=True, moved={"uid": 0b1011}))
+    messages = stored((7, 0), (7, 1), (7, 2))
+    findings = compare(moved_entries(before), after, messages, {FIRST: 0b1110})
+    assert findings == AuditFindings(open=(FIRST,))
+
+
+def test_audit_leaves_out_what_no_replay_sends_again() -> None:
+    """The next one searches after tails, refuses unproven messages, and sends no settled ones."""
+    tails = {TargetPartition(TopicName("shop", "prod", "orders-RETRY"), -1): EntryId(9, 4)}
+    ended = RangeRecord(tails={place: Tail(entry, 0) for place, entry in tails.items()})
+    messages = stored((7, 1), (7, 2))
+    assert compare({}, ledger_of(of=ended), messages, {FIRST: 0b110}) == AuditFindings(
+        open=(FIRST,)
+    )
+    (place,) = tails
+    unproven = RangeRecord(unproven={(place, None): 1})
+    findings = compare({}, ledger_of(of=unproven), messages, {FIRST: 0b110})
+    assert findings == AuditFindings(unrecorded={FIRST: 0b100})
+    assert compare({}, Records(), messages, {}) == AuditFindings()
+
+
+def test_message_moved_by_two_replays_is_doubled() -> None:
+    ledger = ledger_of(of=RangeRecord(moved={"uid": 0b1, "uid-2": 0b1}))
+    findings = compare(moved_entries(ledger), ledger, stored((7, 0), (7, 0)), {})
+    assert findings == AuditFindings(doubled={(FIRST, 0): 0b1})
+
+
+def test_audit_compares_each_message_of_a_partly_moved_entry() -> None:
     ledger = ledger_of(of=RangeRecord(partly={"uid": {4: 0b1}}))
-    assert audit.compare(ledger, sources(4), {}, HELD) == AuditFindings()
-
-
-def test_audit_ignores_trimmed_entries() -> None:
-    assert audit.compare(Records(), sources(4), {}, {(0, 8)}) == AuditFindings()
+    backlog = {FIRST: 0b1_0000}
+    assert compare({}, ledger, stored((7, 4, 0)), backlog) == AuditFindings()
+    findings = compare({}, ledger, stored((7, 4, 0), (7, 4, 1)), backlog)
+    assert findings == AuditFindings(unrecorded=backlog)
 
 
 def plan_refusing(*entries: int) -> RangePlan:

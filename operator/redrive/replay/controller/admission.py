@@ -144,6 +144,11 @@ class _PulsarReplays:
             for bound in (asked.replay.approval_above, identity.approval_above)
             if bound is not None
         ]
+        targets = tuple(
+            topic
+            for topic in dict.fromkeys((request.target, *former_targets(replay, ctx, used.topic)))
+            if topic not in {None, used.retry_topic} and permitted.allows_role(identity.role, topic)
+        )
         job = ReplayJob(
             namespace=key.namespace,
             name=key.name,
@@ -153,6 +158,7 @@ class _PulsarReplays:
             admin_url=connection.pulsar.admin_url,
             where=None if spec.select is None else spec.select.where,
             dry_run=spec.is_plan,
+            audited=(used.retry_topic, *targets) if spec.mode is Mode.AUDIT else (),
             review=spec.mode is Mode.REVIEW,
             reason=spec.reason or "",
             ticket=spec.ticket or "",
@@ -164,8 +170,6 @@ class _PulsarReplays:
             exactly_once=spec.guarantee is not Guarantee.AT_LEAST_ONCE,
             follow_for=_seconds(spec.follow_for),
         )
-        wanted = dict.fromkeys((request.target, *former_targets(replay, ctx, used.topic)))
-        others = [topic for topic in wanted if topic not in {None, used.retry_topic}]
         return BrokerRun(
             job,
             identity,
@@ -175,7 +179,7 @@ class _PulsarReplays:
             permitted.limits.runs,
             connection.pulsar.redirect_hosts,
             identity.role,
-            tuple(topic for topic in others if permitted.allows_role(identity.role, topic)),
+            () if spec.mode is Mode.PLAN else targets,
         )
 
 
@@ -384,8 +388,8 @@ def is_final(replay: Body) -> bool:
 
 
 def is_dry_run(replay: Body) -> bool:
-    """Return True if the Replay moves nothing: a plan, or a review that is not confirmed."""
-    return replay["spec"].get("mode") in {Mode.PLAN, Mode.REVIEW}
+    """Return True if the Replay moves nothing: a plan, an audit, or an unconfirmed review."""
+    return replay["spec"].get("mode") in {Mode.PLAN, Mode.REVIEW, Mode.AUDIT}
 
 
 def awaits_admission(replay: Body, run: ReplayRun) -> bool:

@@ -6,8 +6,7 @@ only the metadata of Secrets. Only the nodes can check an image and its pull Sec
 A target is a topic that does not belong to the policy. A moved message is acknowledged in the
 dead-letter topic, so the target has to keep it until consumers receive it. It needs a durable
 subscription on each partition, no backlog quota that evicts, and a sufficient TTL, also of idle
-subscriptions. The check runs at the broker, after `admission` has checked the rules of the
-connection.
+subscriptions. `admission` has checked the rules of the connection before.
 """
 
 from __future__ import annotations
@@ -272,9 +271,10 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
         if may_appear and is_launched:  # its job waits for it
             return ()
         raise
-    for needed in () if job.dry_run else admitted.grants:
+    for needed in admitted.grants:
         try:
-            await rights.grant(replay, needed, admitted.role, connection, ctx)
+            actions = rights.READ if job.audited else rights.NEEDED
+            await rights.grant(replay, needed, admitted.role, connection, ctx, actions)
         except AdminNotFoundError:
             if needed == topic:
                 raise
@@ -282,7 +282,9 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
 
 
 async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[ObjectEvent, ...]:
-    await _check_topic(topic, admin)
+    await _check_topic(topic, admin, sends=not job.audited)
+    if job.audited:
+        return ()
     await _check_quota(topic, admin)
     events = await _check_ttl(job, topic, admin)
     if job.exactly_once and not await admin.deduplicates(topic):
@@ -297,8 +299,8 @@ async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Object
     return events
 
 
-async def _check_topic(topic: TopicName, admin: Admin) -> None:
-    """Check the owner and the subscriptions of a topic.
+async def _check_topic(topic: TopicName, admin: Admin, *, sends: bool) -> None:
+    """Check the owner of a topic, and its subscriptions if the run *sends* messages to it.
 
     Raises:
         TargetNotFound, TargetNotAllowed, TargetNotSubscribed: as for `prepare_target`.
@@ -309,18 +311,17 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
         receivers = await admin.receivers(topic, partitioned=partitioned)
     except AdminNotFoundError:
         raise Reason.TARGET_NOT_FOUND.error(
-            "the topic that this Replay is to move messages to does not exist",
+            "the target of this Replay does not exist",
             got=str(topic),
             remedy="create it; this Replay starts automatically then",
         ) from None
     if metadata.properties.get(TOPIC_OWNER):
         raise Reason.TARGET_NOT_ALLOWED.error(
-            "the topic that this Replay is to move messages to is a retry, dead-letter or other "
-            "topic that redrive keeps for a RetryPolicy",
+            "the target of this Replay is a topic that redrive keeps for a RetryPolicy",
             got=str(topic),
             remedy="delete this Replay and make another one, with a target that is no such topic",
         )
-    if not all(receivers.parts):
+    if sends and not all(receivers.parts):
         raise Reason.TARGET_NOT_SUBSCRIBED.error(
             f"{topic}, or one of its partitions, has no durable subscription of an application, so "
             "messages that are moved there would be lost; those of readers and Pulsar's own do not "

@@ -314,6 +314,8 @@ def _audit_record(replay: Body, result: str) -> str:
         "moved": run.counts.moved,
         "refused": run.counts.refused,
     }
+    if run.audit and own["mode"] == Mode.AUDIT:
+        own["audit"] = run.audit.to_manifest()
     return audit_record(replay, "replay", result, own)
 
 

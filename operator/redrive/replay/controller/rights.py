@@ -45,6 +45,8 @@ revoked."""
 
 NEEDED = frozenset({"produce", "consume"})
 """Rights to send to a target and to search it for messages that were sent before."""
+READ = frozenset({"consume"})
+"""Rights of an audit, which only reads its targets."""
 
 MAX_OF_NAMESPACE = 128
 """Maximum number of records that the Replays of one Kubernetes namespace have in the status of a
@@ -59,10 +61,15 @@ _locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
 """Locks for changes of rights at a target, so that each Replay reads the records of others."""
 
 
-async def grant(
-    replay: Body, topic: TopicName, role: str, connection: Connection, ctx: Context
+async def grant(  # noqa: PLR0913, PLR0917  parts of one right
+    replay: Body,
+    topic: TopicName,
+    role: str,
+    connection: Connection,
+    ctx: Context,
+    actions: frozenset[str] = NEEDED,
 ) -> None:
-    """Let *role* send to *topic* and read there, for as long as *replay* needs it.
+    """Give *role* rights at *topic*, for as long as *replay* needs them.
 
     Args:
         replay: the Replay, which is not deleted.
@@ -70,6 +77,7 @@ async def grant(
         role: the replay role.
         connection: the one of the policy.
         ctx: caches and clients.
+        actions: the rights.
 
     Raises:
         AdminNotFoundError: the topic is gone.
@@ -82,15 +90,21 @@ async def grant(
             raise AdminNotFoundError(
                 f"the topic {topic} does not exist", remedy="create it, or correct the name"
             )
-        missing = NEEDED - namespace.permissions.get(str(topic), {}).get(role, frozenset())
+        missing = actions - namespace.permissions.get(str(topic), {}).get(role, frozenset())
         record = TargetRights(topic=str(topic), role=role, actions=tuple(sorted(missing)))
-        added = missing.union(*_actions_of_others(replay, record, connection.key, ctx))
-        if added:
+        recorded = {
+            action
+            for own in _records_of(replay, connection.key, ctx)
+            if (own.topic, own.role) == (record.topic, record.role)
+            for action in own.actions
+        }
+        shared = actions & _actions_of_others(replay, record, connection.key, ctx)
+        if added := missing | shared | recorded:
             record = record.model_copy(update={"actions": tuple(sorted(added))})
             await _record(replay, record, connection.key, ctx)
         if missing:
             with connection.admin.granting(topic.namespace_name) as change:
-                await change([RightsChange(topic, role, give=NEEDED)])
+                await change([RightsChange(topic, role, give=actions)])
 
 
 async def _record(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
@@ -246,20 +260,21 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
 
 
 async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
-    """Take back one right, unless it is still needed, and forget it."""
+    """Take back the actions of one record that are not needed anymore, and forget it."""
     topic = TopicName.parse(record.topic)
     opened = await _opened(connection, Key.of(replay).namespace, ctx)
     async with _locks.setdefault(topic, asyncio.Lock()):
-        if not (_actions_of_others(replay, record, connection, ctx) or _is_of_policy(topic, ctx)):
+        kept = _actions_of_others(replay, record, connection, ctx)
+        taken = NEEDED.intersection(record.actions) - kept
+        if taken and not _is_of_policy(topic, ctx):
             with (
                 opened.admin.granting(topic.namespace_name) as change,
                 suppress(
                     AdminNotFoundError  # the topic is gone, and the right with it
                 ),
             ):
-                taken = NEEDED.intersection(record.actions)
                 await change([RightsChange(topic, record.role, take=taken)])
-            actions = f"{', '.join(record.actions)} of {record.role} on {record.topic}"
+            actions = f"{', '.join(sorted(taken))} of {record.role} on {record.topic}"
             logger.info("Replay %s: rights taken back: %s", Key.of(replay), actions)
         # Within the lock: of two Replays that end at once, the second has to see none of the first.
         records = _records_of(replay, connection, ctx)
@@ -281,14 +296,14 @@ async def _opened(connection: Key, namespace: str, ctx: Context) -> Connection:
 
 def _actions_of_others(
     replay: Body, record: TargetRights, connection: Key, ctx: Context
-) -> list[tuple[str, ...]]:
-    """Return the recorded rights of other Replays at the topic, for the same role.
+) -> frozenset[str]:
+    """Return the recorded actions of other Replays at the topic, for the same role.
 
     Records of Replays without the finalizer are ignored, because they are never revoked.
     """
     uid, broker = replay["metadata"]["uid"], _broker(connection, ctx)
-    return [
-        tuple(other["actions"])
+    return frozenset(
+        action
         for key in map(Key.of, ctx.connections)
         if _broker(key, ctx) == broker
         for holder, records in _stored(key, ctx).items()
@@ -296,7 +311,8 @@ def _actions_of_others(
         for other in records
         if (other["topic"], other["role"]) == (record.topic, record.role)
         and any(has_finalizer(body, FINALIZER) for body in _with_uid(holder, ctx))
-    ]
+        for action in other["actions"]
+    )
 
 
 def _broker(connection: Key, ctx: Context) -> str:

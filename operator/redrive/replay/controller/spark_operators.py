@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
 from redrive.api.job import SPARK_ROLES, Role
-from redrive.api.replay import ReplayEngine, ReplaySpec
+from redrive.api.replay import Mode, ReplayEngine, ReplaySpec
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.kube import resources
 from redrive.kube.context import Context
@@ -452,7 +452,7 @@ def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) ->
         return chosen
     if spec.engine is not ReplayEngine.AUTO:
         return spec.engine
-    if all(
+    if spec.mode is Mode.AUDIT or all(
         launcher.resource not in ctx.applications or launcher.resource in ctx.missing
         for launcher in SPARK_OPERATORS
     ):

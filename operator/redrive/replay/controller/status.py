@@ -16,7 +16,7 @@ from redrive.api.conditions import (
     with_condition,
     written,
 )
-from redrive.api.replay import ReplayEngine
+from redrive.api.replay import Mode, ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayRun, ReplayStatus, RunReview
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
@@ -163,6 +163,12 @@ def _outcome(replay: Body, run: ReplayRun) -> str:
         if counts.unevaluated
         else ""
     )
+    if replay["spec"].get("mode") == Mode.AUDIT and (audit := run.audit) is not None:
+        return (
+            f"an audit of {audit.messages} messages of targets: doubled {audit.doubled}, "
+            f"unrecorded {audit.unrecorded}, missing {audit.missing}, returned {audit.returned}, "
+            f"open ranges {audit.open}"
+        )
     if is_plan(replay, run):
         moves = f"{counts.left} of {counts.scanned} dead letters would be moved"
         return f"a plan: {moves}, {counts.refused} can't be{unevaluated}"

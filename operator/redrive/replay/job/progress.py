@@ -29,6 +29,7 @@ from redrive.api.replay import Mode, ReplayApprovalSpec, ReplayRate
 from redrive.api.replay_status import (
     FINAL,
     WHILE_RUNNING,
+    AuditResult,
     JobFailure,
     ReplayRun,
     ReplayStatus,
@@ -217,6 +218,20 @@ class Progress:
         """Write the result of a dry run."""
         asyncio.run(self._exchange(preview.to_status()))
 
+    def check_continues(self) -> None:
+        """Check that an audit need not end.
+
+        Raises:
+            ReplayGoneError, RunEndedError: it has to.
+        """
+        ends = self._ends(asyncio.run(self._exchange({})))
+        if ends is not None:
+            raise _ended("the audit has ended before all was read", ends)
+
+    def show_audit(self, result: AuditResult) -> None:
+        """Write the result of an audit."""
+        asyncio.run(self._exchange({"audit": result.to_manifest()}))
+
     def show_review(self, preview: RunPreview, review: Review) -> None:
         """Write the plan of a review, and the time at which it ends unconfirmed.
 
@@ -264,12 +279,7 @@ class Progress:
             self._check_writable(status)
             ends = self._ends(replay)
             if ends is not None:
-                problem, remedy = "the run has ended in its review", "make another Replay"
-                if ends is DesiredState.END:
-                    raise ReplayGoneError(problem, remedy=remedy)
-                expired = ends is DesiredState.EXPIRE
-                reason = DEADLINE_EXCEEDED if expired else CANCELED
-                raise RunEndedError(problem, remedy=remedy, reason=reason)
+                raise _ended("the run has ended in its review", ends)
             if status.run.review is None:  # changed by another client
                 status = ReplayStatus.of(await self._write(kubernetes, self._review))
             if is_admitted(replay):
@@ -397,6 +407,15 @@ def _token(status: ReplayStatus) -> EntryId:
     """Return the fencing token of the last run that wrote *status*."""
     token = status.run.fencing_token
     return NOWHERE if token is None else EntryId.parse(token)
+
+
+def _ended(problem: str, ends: DesiredState) -> RedriveError:
+    """Return the error of a run that has to end, and moves nothing."""
+    remedy = "make another Replay"
+    if ends is DesiredState.END:
+        return ReplayGoneError(problem, remedy=remedy)
+    reason = DEADLINE_EXCEEDED if ends is DesiredState.EXPIRE else CANCELED
+    return RunEndedError(problem, remedy=remedy, reason=reason)
 
 
 def _rate_limit(replay: Body) -> float | None:

@@ -526,7 +526,8 @@ def test_target_needs_a_rule_for_the_replay_role(
     asked, context = replay(spec={**spec, "mode": mode}), ctx(connections=[connection(allow=allow)])
     if is_allowed:
         source = TopicName.parse(ORDERS)
-        assert admit(asked, context).grants == (source,) * (spec.get("target") == SOURCE)
+        is_granted = mode == "Run" and spec.get("target") == SOURCE
+        assert admit(asked, context).grants == (source,) * is_granted
         return
     with raises(Reason.TARGET_NOT_ALLOWED, match=r"role replayer .*add the role to `roles`"):
         admit(asked, context)
@@ -547,6 +548,10 @@ def test_earlier_replays_add_grants_at_their_targets() -> None:
     source, checked = TopicName.parse(ORDERS), TopicName.parse(f"{ORDERS}-checked")
     assert admit(replay(), context).grants == (source, checked)
     assert admit(replay(spec=targets[1]), context).grants == (checked, source)
+    audit = admit(replay(spec={"mode": "Audit"}), context)
+    assert isinstance(audit.job, ReplayJob)
+    assert audit.job.audited == (audit.job.policy.retry_topic, *audit.grants)
+    assert audit.grants == (source, checked)
 
 
 @pytest.mark.parametrize("phase", ["Running", "Completed", "Failed"])
@@ -806,6 +811,9 @@ def test_unsafe_policy_allows_dry_runs_only() -> None:
     with raises(Reason.REPLAY_NOT_SAFE, match=r"got 'replay\.safety: Never'; count"):
         admit(replay(spec={"confirmations": ["Reconciled"]}), never)
     assert admit(replay(spec={"mode": "Plan"}), never).job.dry_run
+    audit = admit(replay(spec={"mode": "Audit"}), never).job
+    assert isinstance(audit, ReplayJob)
+    assert (audit.dry_run, audit.audited) == (True, (audit.policy.retry_topic,))
     assert Reason.REPLAY_NOT_SAFE.stalls
 
 

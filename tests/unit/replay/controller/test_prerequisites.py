@@ -229,6 +229,12 @@ async def test_dry_run_grants_nothing(broker: FakeBroker) -> None:
     assert rights(broker, "orders") == {}
 
 
+async def test_audit_of_a_target_without_deduplication_is_granted(broker: FakeBroker) -> None:
+    """And of one without a subscription: nothing is sent there."""
+    await prepare(broker, target={"type": "Source"}, mode="Audit")
+    assert rights(broker, "orders") == {"replayer": ["consume"]}
+
+
 async def test_target_without_a_rule_for_the_role_is_refused(broker: FakeBroker) -> None:
     deduplicate(broker, "orders")
     broker.namespaces["shop/prod"].grants[f"{NAMESPACE}/orders"] = {

@@ -924,6 +924,16 @@ async def test_dry_run_completion_shows_planned_moves(api: FakeKubernetes) -> No
     assert shown(api)[1] == "a plan: 7 of 9 dead letters would be moved, 1 can't be"
 
 
+async def test_audit_completion_shows_differences(api: FakeKubernetes) -> None:
+    numbers = {"doubled": 1, "unrecorded": 2, "missing": 3, "returned": 4, "open": 5}
+    audit = {"topics": ["orders-RETRY"], "messages": 9, **numbers}
+    await ended(api, "COMPLETED", mode="Audit", audit=audit, finished=True)
+    assert shown(api)[1] == (
+        "an audit of 9 messages of targets: doubled 1, unrecorded 2, missing 3, returned 4, "
+        "open ranges 5"
+    )
+
+
 async def test_failure_message_has_error_of_the_job(api: FakeKubernetes) -> None:
     failure = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
     status = await ended(api, "FAILED", failure=failure)

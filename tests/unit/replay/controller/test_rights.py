@@ -393,6 +393,27 @@ async def test_forged_status_changes_no_decision(place: Rights) -> None:
     assert len(statuses) > 60
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "between"), [("audit", "second", BOTH), ("second", "audit", ["consume"])]
+)
+async def test_audit_reads_beside_a_replay_and_leaves_no_right(
+    place: Rights, first: str, last: str, between: list[str]
+) -> None:
+    place.add_two()
+    place.add("audit", mode="Audit")
+    await place.prepare("audit")
+    assert place.granted == {"billing": ["consume"], "replayer": ["consume"]}
+    for name in ("second", "audit", "second"):
+        await place.prepare(name)
+        assert place.granted["replayer"] == BOTH
+    await place.end(first, "Completed")
+    await place.reconcile(first)
+    assert place.granted["replayer"] == between
+    await place.end(last, "Completed")
+    await place.reconcile(last)
+    assert (place.granted, place.records) == ({"billing": ["consume"]}, {})
+
+
 @pytest.mark.parametrize("exists", [True, False])
 async def test_next_replay_has_right_at_target_of_failed_one(
     place: Rights, *, exists: bool

@@ -451,6 +451,7 @@ def test_foreign_application_does_not_hide_own_one(own: Resource, other: Resourc
         ({"select": {"limit": 10_000}}, 1_000_000, (), ReplayEngine.JOB),
         ({"select": {"limit": 10_001}}, None, (), ReplayEngine.SPARK),
         ({"select": {"ids": ["1:2"], "limit": 20_000}}, None, (), ReplayEngine.JOB),
+        ({"mode": "Audit"}, 1_000_000, (), ReplayEngine.JOB),
         ({"engine": "Spark"}, 1, (KUBEFLOW, APACHE), ReplayEngine.SPARK),
         ({"engine": "Job"}, 1_000_000, (), ReplayEngine.JOB),
     ],

@@ -21,8 +21,12 @@ from redrive.kube.resources import Key, Resource
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import EntryId
+from redrive.reading.ranges import Range
+from redrive.replay import __main__ as driver
+from redrive.replay import audit
 from redrive.replay.account import Account
-from redrive.replay.job.dispatch import ReplayGoneError
+from redrive.replay.audit import AuditFindings
+from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
 from redrive.replay.job.outcomes import MessageOutcomes
 from redrive.replay.job.plan import SUSPENDED, DesiredState, RunPreview, Scanned
 from redrive.replay.job.progress import (
@@ -549,3 +553,52 @@ DRIVER = (
 )
 def test_cause_of_py4j_error_is_its_root(text: str, cause: str) -> None:
     assert cause_of(text) == cause
+
+
+AUDIT = replace(JOB, dry_run=True, audited=(POLICY.retry_topic,))
+DOUBLED = AuditFindings(doubled={(Range(-1, 7, 0, 9_999), 0): 0b1})
+
+
+def audit_run(api: FakeKubernetes, before_message: Callable[[int], object]) -> dict[str, Any]:
+    """Run an audit of three messages; return what its Replay shows before each, and at the end."""
+    shown: list[Any] = []
+
+    def read(*_: object, on_read: Callable[[], object]) -> AuditFindings:
+        for number in range(3):
+            before_message(number)
+            on_read()
+            shown.append(run_of(api).get("audit"))
+        return DOUBLED
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit, "audit", read)
+        patch.setattr(driver, "AUDIT_SECONDS", 0.0)
+        driver._audit(AUDIT, progress(dry_run=True))  # noqa: SLF001
+    return {"meanwhile": shown, "end": run_of(api)["audit"]}
+
+
+def run_of(api: FakeKubernetes) -> dict[str, Any]:
+    return dict(api.objects[resources.REPLAYS][KEY]["status"].get("run") or {})
+
+
+def test_audit_shows_messages_and_then_differences(api: FakeKubernetes) -> None:
+    shown = audit_run(api, lambda _: None)
+    unknown = {"topics": list(map(str, AUDIT.audited)), "unrecordedExamples": []}
+    assert shown["meanwhile"] == [
+        {"messages": number, "doubledExamples": [], **unknown} for number in (1, 2, 3)
+    ]
+    numbers = {"doubled": 1, "unrecorded": 0, "missing": 0, "returned": 0, "open": 0}
+    examples = {"doubledExamples": ["7:0:-1:0"]}
+    assert shown["end"] == {"messages": 3, **numbers, **unknown, **examples}
+
+
+def test_canceled_audit_ends_before_all_is_read(api: FakeKubernetes) -> None:
+    read = []
+
+    def cancel(number: int) -> None:
+        read.append(number)
+        api.objects[resources.REPLAYS][KEY]["spec"]["cancel"] = number == 1
+
+    with pytest.raises(RunEndedError, match="ended before all was read") as ended:
+        audit_run(api, cancel)
+    assert (ended.value.reason, read) == ("Canceled", [0, 1])
