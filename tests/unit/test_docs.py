@@ -1,4 +1,7 @@
-"""Links, commands and fields in pages, and the form of design pages and decision records."""
+"""Pages: links, commands, fields, navigation, and the form of design pages and records.
+
+`make site` builds the site, with warnings as errors.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import yaml
 
 from redrive.api.crds import KINDS
 from redrive.cli.frame import COMMAND_GROUP
 from redrive.cli.main import COMMANDS
 from redrive.cli.operator_arguments import parser
+from release import site
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -261,3 +267,41 @@ def docstrings() -> list[str]:
 def test_concept_is_found_by_its_usual_name(term: str, docstrings: list[str]) -> None:
     assert any(term in page.read_text("utf-8").lower() for page in DESIGN)
     assert any(term in docstring for docstring in docstrings)
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    site.stage(folder)
+    return folder / "docs"
+
+
+def pages_of(navigation: Any) -> Iterator[str]:  # noqa: ANN401 - nested lists and mappings
+    match navigation:
+        case str(page):
+            yield page
+        case [*entries]:
+            for entry in entries:
+                yield from pages_of(entry)
+        case {**titles}:
+            yield from pages_of(list(titles.values()))
+
+
+def test_navigation_has_each_page_once(staged: Path) -> None:
+    pages = list(pages_of(yaml.safe_load(site.CONFIGURATION.read_text("utf-8"))["nav"]))
+    expected = {str(page.relative_to(staged)) for page in staged.rglob("*.md")}
+    not_of_users = {page for page in expected if page.startswith(("design/", "decisions/"))}
+    assert sorted(pages) == sorted(expected - not_of_users)
+
+
+def test_links_of_staged_pages_stay_in_the_site(staged: Path) -> None:
+    targets = {target for page in staged.rglob("*.md") for target, _ in links(page)}
+    assert len(targets) > 80
+    assert [target for target in targets if not target.is_relative_to(staged)] == []
+    assert [target for target in targets if not target.exists()] == []
+
+
+def test_links_to_files_without_an_address_show_their_path(staged: Path) -> None:
+    page = (staged / "project" / "readme.md").read_text("utf-8")
+    assert "(`examples/01-first-policy/consumer.py`)" in page
+    assert "(../howto/quick-start.md)" in page

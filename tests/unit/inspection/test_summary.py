@@ -1,15 +1,22 @@
-"""Summaries, newest messages, and the entries that a reading takes."""
+"""Summaries, newest messages, entries of a reading, and readings of RocketMQ by offset.
+
+`tests/contract` has a real broker of RocketMQ.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from redrive.api.rocketmq import RocketMQMessages
+from redrive.errors import RedriveError
 from redrive.inspection import reader, summary
 from redrive.inspection.payloads import MAX_DECODED, NONE_RECORDED, OTHERS, KeyHasher, ShownFields
 from redrive.inspection.reader import InspectedTopic
 from redrive.inspection.record import Recorder, newest_of
+from redrive.inspection.rocketmq import DeadLetterQueues
 from redrive.inspection.summary import Summary
 from redrive.policy.envelope import (
     CAUSE_FINGERPRINT,
@@ -25,11 +32,12 @@ from redrive.policy.envelope import (
 )
 from redrive.policy.naming import TopicName
 from redrive.policy.values import time_text
-from redrive.reading import bitmap, broker
+from redrive.reading import bitmap, broker, queues
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Acknowledged, Partition
 from redrive.replay.spec import Choice
 from tests.support.dead_letter_rows import SENT, dead_letter
+from tests.support.fake_rocketmq import FakeCluster
 from tests.unit.kube.test_cache import size_of
 
 TOPIC = TopicName.parse("persistent://shop/prod/orders-DLQ")
@@ -212,3 +220,72 @@ def test_texts_of_any_producer_are_bounded() -> None:
     assert [len(text) for text in (*texts, *record["trace"])] == [256, 1_024, 256, 256, 4_096]
     large = dead_letter(0, "E", value=bytes(MAX_DECODED + 1))
     assert Recorder(lambda _: None)(large)["causeMessage"] == "?"
+
+
+DEAD_LETTERS = "%DLQ%g"
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    """A topic with two queues; two messages of the first one were deleted."""
+    fake = FakeCluster(**{DEAD_LETTERS: 2})
+    for number in range(16):
+        fake.add(DEAD_LETTERS, int(number > 6), KEYS="order-1", TAGS="A")
+    fake.first[DEAD_LETTERS, 0] = 2
+    return fake
+
+
+@pytest.fixture
+def source(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> DeadLetterQueues:
+    monkeypatch.setattr(queues, "RocketMQSession", lambda _: cluster)
+    messages = RocketMQMessages(DEAD_LETTERS, "g", ["rocketmq:9876"], None, [])
+    credentials: Any = SimpleNamespace(access=lambda: None)
+    return DeadLetterQueues(messages, credentials)
+
+
+def test_reading_has_the_newest_offsets_of_each_queue(source: DeadLetterQueues) -> None:
+    reading = source.plan(Choice(), 8, None)
+    assert (reading.total, reading.planned, reading.is_truncated) == (14, 8, True)
+    rows = list(reading.selected(lambda: None))
+    assert [row.id for row in rows] == [
+        f"broker-a:{queue}:{n}" for queue in (0, 1) for n in (*range(3 + 2 * queue, 7 + 2 * queue),)
+    ]
+    assert (reading.entries, reading.messages, reading.matched) == (8, 8, 8)
+    record = Recorder(lambda _: None, reveals=True)(rows[0])
+    assert (record["id"], record["attempts"], record["payload"]) == ("broker-a:0:3", 16, "message")
+    assert record["properties"] == [{"name": "TAGS", "value": "A"}]
+
+
+def test_selection_applies_to_each_message(source: DeadLetterQueues) -> None:
+    reading = source.plan(Choice(keys=("order-2",)), None, None)
+    assert not list(reading.selected(lambda: None))
+    assert (reading.messages, reading.matched) == (14, 0)
+
+
+def test_messages_are_selected_by_id(source: DeadLetterQueues, cluster: FakeCluster) -> None:
+    ids = "broker-a:1:8", "broker-a:0:3", "broker-a:0:1", "other:0:3", "broker-a:9:0"
+    reading = source.plan(Choice(ids=ids), 1, None)
+    cluster.first[DEAD_LETTERS, 1] = 9
+    assert [row.id for row in reading.selected(lambda: None)] == ["broker-a:0:3"]
+    assert (reading.is_truncated, reading.entries, reading.messages) == (False, 2, 1)
+
+
+def test_deleted_messages_are_skipped(source: DeadLetterQueues, cluster: FakeCluster) -> None:
+    reading = source.plan(Choice(), None, None)
+    cluster.first[DEAD_LETTERS, 0] = 5
+    assert sum(1 for _ in reading.selected(lambda: None)) == 2 + 9
+    assert reading.entries == 14
+
+
+def test_silent_master_ends_the_reading(
+    source: DeadLetterQueues, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = source.plan(Choice(), None, None)
+
+    async def silent(*_: object) -> tuple[bytes, int]:
+        return b"", 0
+
+    monkeypatch.setattr(cluster, "pull", silent)
+    monkeypatch.setattr(queues, "SILENCE_SECONDS", -1)
+    with pytest.raises(RedriveError, match="does not deliver messages of %DLQ%g"):
+        list(reading.selected(lambda: None))

@@ -1,8 +1,8 @@
-"""Sends of a task: its window, producers and rate."""
+"""Sends of a task, and messages of a Replay in its target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextlib import nullcontext as does_not_raise
 from typing import Any, cast
@@ -12,13 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.admin.errors import AdminError, AdminForbiddenError, BrokerFailedError
+from redrive.policy.envelope import REPLAYS
 from redrive.policy.naming import TopicName
-from redrive.reading.positions import Position, Try, sequence_id
-from redrive.reading.ranges import Range
+from redrive.reading import broker, reader
+from redrive.reading.positions import (
+    EntryId,
+    Position,
+    Source,
+    Tail,
+    TargetPartition,
+    Try,
+    sequence_id,
+)
+from redrive.reading.ranges import Partition, Range, Span
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace
+from redrive.replay import lookup
 from redrive.replay import sending as windows
-from redrive.replay.outcome import Key, RangeOutcome
+from redrive.replay.evidence import LedgerKey
+from redrive.replay.outcome import Key, RangeOutcome, StoredMessages
 from redrive.replay.records import Permit
 from redrive.replay.sending import Sender, SentBeforeError, UnsubscribedError, Window
 from redrive.replay.transport import (
@@ -30,10 +43,11 @@ from redrive.replay.transport import (
     Receipt,
     StalledError,
 )
+from tests.support.dead_letter_rows import dead_letter
 from tests.support.reasons import raises
 
 
-def dead_letter(entry: int, index: int = 0, batch_size: int = 1) -> DeadLetterRow:
+def row_at(entry: int, index: int = 0, batch_size: int = 1) -> DeadLetterRow:
     return DeadLetterRow(
         -1, Position(7, entry, index), batch_size, MessagePlace(-1, ((7, entry),)), None,
         encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
@@ -97,7 +111,7 @@ def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPa
         acknowledge=lambda done: acknowledged.append(done.position.entry),
     )
     for entry in range(5):
-        window.send((entry, 0), dead_letter(entry), {})
+        window.send((entry, 0), row_at(entry), {})
     assert acknowledged == [0, 1, 2, 3]
     window.drain()
     window.confirm()
@@ -123,7 +137,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
 
     def send_all() -> None:
         for entry in range(6):
-            window.send((entry, 0), dead_letter(entry), {})
+            window.send((entry, 0), row_at(entry), {})
             sent.append(entry)
         window.drain()
         window.confirm()
@@ -142,7 +156,7 @@ def test_message_is_refused_after_attempts_alone(attempts: int, *, is_sent: bool
     outcome = RangeOutcome({}, "uid", proven=True)
     outcome.alone = {(0, 0): attempts}
     window = window_of(AtOnce(), outcome)
-    window.send((0, 0), dead_letter(0), {})
+    window.send((0, 0), row_at(0), {})
     assert ((0, 0) in window.unconfirmed) is is_sent
     assert outcome.settled == (0 if is_sent else 1)
 
@@ -161,7 +175,7 @@ class OverQuota(AtOnce):
 def test_full_target_stops_later_sends_of_a_range() -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
     window = window_of(OverQuota(), outcome)
-    window.send((0, 0), dead_letter(0), {})
+    window.send((0, 0), row_at(0), {})
     with pytest.raises(StalledError):
         window.drain()
     assert outcome.doubts == {(0, 0)}
@@ -172,7 +186,7 @@ def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
     window = window_of(
         AtOnce(), RangeOutcome({}, "uid", proven=True), acknowledge=acknowledged.append
     )
-    first, second = (dead_letter(3, index, batch_size=2) for index in range(2))
+    first, second = (row_at(3, index, batch_size=2) for index in range(2))
     for letter, expected in ((first, []), (second, [second])):
         window.send(window.key(letter), letter, {})
         window.drain()
@@ -194,7 +208,7 @@ def test_message_of_broken_connection_may_be_stored() -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
     window = window_of(Breaking(), outcome)
     with pytest.raises(StalledError):
-        window.send((3, 0), dead_letter(3), {})
+        window.send((3, 0), row_at(3), {})
     window.give_up()
     assert outcome.doubts == {(3, 0)}
 
@@ -231,10 +245,10 @@ def test_window_keeps_to_its_rate(rate: float, monkeypatch: pytest.MonkeyPatch) 
 
     outcome = RangeOutcome({}, "uid", proven=True)
     window = window_of(Slow(), outcome, look=look)
-    window.send((0, 0), dead_letter(0), {})
+    window.send((0, 0), row_at(0), {})
     begin = clock.now
     for entry in range(1, messages):
-        window.send((entry, 0), dead_letter(entry), {})
+        window.send((entry, 0), row_at(entry), {})
     assert (messages - 1) / (clock.now - begin) == pytest.approx(rate, rel=0.1)
 
 
@@ -266,7 +280,7 @@ def test_deduplication_is_proved_by_a_stored_message(
     outcome.alone = {(entry, 0): 0 for entry in alone}
     window = window_of(sender, outcome)
     for entry in range(3):
-        window.send((entry, 0), dead_letter(entry), {})
+        window.send((entry, 0), row_at(entry), {})
     assert sender.proved == proved
 
 
@@ -346,7 +360,7 @@ def test_reopened_producer_proves_last_sender(
     sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
     sender.hold(-1, None)
     with expected:
-        sender.prove(dead_letter(0))
+        sender.prove(row_at(0))
 
 
 rates = st.floats(0.1, 20_000)
@@ -398,3 +412,156 @@ def test_pace_keeps_count_of_all_that_was_sent_together() -> None:
     assert pace.due_in(0, 10.0) == pytest.approx(10)
     assert pace.due_in(5, 100.0) == pytest.approx(0.5)
     assert pace.due_in(5.4, 50.0) == pytest.approx(0.1)
+
+
+AWAY = BrokerFailedError("503", remedy="wait")
+PARTITION = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | AdminError]:
+    """Answers of the broker in order: entries written and pending, or an error."""
+    answers: list[tuple[int, int] | AdminError] = []
+
+    def look_at(*_: object) -> Partition:
+        answer = answers.pop(0)
+        if isinstance(answer, AdminError):
+            raise answer
+        written, pending = answer
+        return Partition(0, (), written=written, pending=pending)
+
+    monkeypatch.setattr(broker, "read_partition", look_at)
+    monkeypatch.setattr(lookup, "POLL_SECONDS", 0.0)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "remaining"),
+    [
+        pytest.param([(7, 0), (7, 9)], 1, id="nothing is pending"),
+        pytest.param([(7, 3), (7, 3), (10, 0), (10, 9)], 1, id="it is done"),
+        # Others continue to write: the first pending ones are done once as many are written.
+        pytest.param([(7, 3), (8, 4), (9, 5), (10, 6), (11, 4), (12, 4)], 1, id="others write"),
+        pytest.param(
+            [(7, 3), (7, 3), (0, 2), (1, 2), (2, 2), (3, 2), (9, 9)], 1, id="it is loaded again"
+        ),
+        pytest.param([(7, 3), AWAY, (7, 2), AWAY, (0, 0), (9, 9)], 1, id="it is restarted"),
+    ],
+)
+def test_pending_writes_are_waited_for(
+    looks: list[tuple[int, int] | AdminError],
+    answers: list[tuple[int, int] | AdminError],
+    remaining: int,
+) -> None:
+    looks.extend(answers)
+    lookup.wait_for_writes("http://broker", PARTITION)
+    assert len(looks) == remaining
+
+
+def test_pending_writes_past_deadline_are_an_error(
+    looks: list[tuple[int, int] | AdminError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "WRITE_SECONDS", 0.0)
+    looks.extend([(7, 3)] * 3)
+    with raises("WritesPending", match="3 entries pending after 0 s"):
+        lookup.wait_for_writes("http://broker", PARTITION)
+
+
+def test_forbidden_read_of_writes_is_not_repeated(
+    looks: list[tuple[int, int] | AdminError],
+) -> None:
+    looks.extend([AdminForbiddenError("403", remedy="grant"), (7, 0)])
+    with pytest.raises(AdminForbiddenError):
+        lookup.wait_for_writes("http://broker", PARTITION)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "lost", "trimmed"),
+    [
+        ({5, 6}, [Span(5, 4, 9)], set()),
+        ({6}, [Span(5, 4, 9)], {PARTITION}),
+        pytest.param({6}, [], set(), id="all of it was read before"),
+    ],
+)
+def test_ledger_trimmed_during_read_may_have_had_entries(
+    monkeypatch: pytest.MonkeyPatch,
+    remaining: set[int],
+    lost: list[Span],
+    trimmed: set[TargetPartition],
+) -> None:
+    """A reader passes over it, and says nothing."""
+
+    def read(*arguments: object) -> Iterator[pulsar.Message]:
+        cast("list[Span]", arguments[-1]).extend(lost)
+        return iter(())
+
+    def partition_of(ledgers: set[int]) -> Partition:
+        held = tuple((ledger, 10) for ledger in sorted(ledgers))
+        return Partition(0, held, held=frozenset(ledgers))
+
+    monkeypatch.setattr(lookup, "wait_for_writes", lambda *_: None)
+    monkeypatch.setattr(reader, "read_messages", read)
+    monkeypatch.setattr(broker, "read_partitions", lambda *_: [partition_of({5, 6})])
+    monkeypatch.setattr(broker, "read_partition", lambda *_: partition_of(remaining))
+    stored = StoredMessages()
+    topic = reader.ReadableTopic(cast("broker.ReadingClient", None), "http://p", PARTITION.topic)
+    tails, within = {PARTITION: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9)
+    lookup.find_in_target(stored, topic, tails, within, LedgerKey(b"key"))
+    assert stored.trimmed == trimmed
+
+
+OF = Range(0, 7, 0, 9_999)
+
+
+def found(*positions: tuple[int, int]) -> StoredMessages:
+    """Return the messages stored by Replay `first`: entries, and indexes in them."""
+    result = StoredMessages()
+    for entry, index in positions:
+        result.add(OF, Source("first", 0, Position(7, entry, index)))
+    return result
+
+
+def test_entries_stored_by_another_replay_stay_its_own() -> None:
+    second = RangeOutcome({}, "second")
+    second.resolve_doubts(found((3, 0), (5, 0)))
+    second.store((4, 0), 1)
+    second.store((5, 0), 1)
+    result = second.result(OF, {})
+    assert result.moved == {"second": 1 << 4, "first": 1 << 5}
+    assert result.partly == {"first": {3: 0b1}}
+
+    third = RangeOutcome(result.partly, "third")
+    assert third.is_stored((3, 0))
+    assert third.store((3, 0), 1)
+    assert third.result(OF, {}).moved == {"first": 1 << 3}
+
+
+def test_entry_may_be_moved_by_several_replays() -> None:
+    second = RangeOutcome({"first": {3: 0b001}}, "second")
+    assert not second.store((3, 1), 3)
+    assert second.result(OF, {}).partly == {"first": {3: 0b001}, "second": {3: 0b010}}
+
+
+def test_entries_of_foreign_replay_in_replica_are_ignored() -> None:
+    own, any_of_them = StoredMessages(frozenset({"first"})), StoredMessages()
+    for entries in (own, any_of_them):
+        for uid, entry in (("first", 3), ("of another cluster", 4)):
+            entries.add(OF, Source(uid, 0, Position(7, entry, 0)))
+    assert own.by == {3: {0: "first"}}
+    assert any_of_them.by.keys() == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("replays", "cause"), [(1, ""), (2, "ReplayedTooOften"), (3, "ReplayedTooOften")]
+)
+def test_message_is_refused_at_its_limit_of_replays(replays: int, cause: str) -> None:
+    row = dead_letter(0, properties={REPLAYS: str(replays)})
+    assert lookup.refusal([row], 1, 2) == cause
+
+
+@pytest.mark.parametrize(
+    ("present", "selected", "cause"), [(3, 3, ""), (3, 2, "PartOfBatch"), (2, 2, "PartOfBatch")]
+)
+def test_part_of_a_batch_is_refused(present: int, selected: int, cause: str) -> None:
+    entry = [dead_letter(0)._replace(batch_size=3)] * present
+    assert lookup.refusal(entry, selected, None) == cause
