@@ -19,7 +19,7 @@ from sandbox import SOURCE_ROOT, chart, spark
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.objects import Objects
-from tests.integration.api.test_admission_of_applications import manifest as manifest_of
+from tests.integration.api.test_manifests import application_manifest as manifest_of
 from tests.support.invalid_manifests import manifest
 from tests.support.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""Messages redelivered after an unload are stored once, and attempts never overlap."""
+"""Messages redelivered after an unload or a reset: stored once, and attempts never overlap."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from redrive import RetryConsumer
 from redrive.delivery import in_flight
 from redrive.policy.model import SubscriptionType
 from tests.support.messages import handle_until_quiet, receive_until_quiet
-from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -22,6 +23,7 @@ SOON = timedelta(seconds=180)
 SECONDS = 180
 REMEMBERED = 0.5
 PARTITIONS = 2
+MESSAGES = 300
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +180,30 @@ def test_redelivered_entry_with_message_in_flight_is_acked(
         quiet=timedelta(seconds=0.2),
         unsettled=lambda: provisioned.backlog(provisioned.policy.topic),
     )
+
+
+def handled(consumer: RetryConsumer) -> set[bytes]:
+    """Receive and acknowledge as many messages as were sent, and no more."""
+    messages = [consumer.receive(timedelta(seconds=60)) for _ in range(MESSAGES)]
+    for message in messages:
+        consumer.acknowledge(message)
+    return {message.data() for message in messages if message is not None}
+
+
+def test_reset_cursor_of_partitions_brings_all_messages_back(
+    provision_policy: Callable[..., ProvisionedPolicy],
+) -> None:
+    provisioned = provision_policy(partitions=PARTITIONS)
+    policy, consumer = provisioned.policy, provisioned.consumer()
+    contents = {b"%d" % number for number in range(MESSAGES)}
+    provisioned.send(*contents)
+    assert handled(consumer) == contents
+    settled = time.monotonic()
+    # Without a call of `receive`, which would find out that no message waits.
+    arrivals = consumer._processor.parts.incoming._topics[0].arrivals  # type: ignore[attr-defined]  # noqa: SLF001 - what it has seen of the queue
+    wait_until(lambda: arrivals._empty_at > settled + REMEMBERED)  # noqa: SLF001 - likewise
+    for number in range(PARTITIONS):
+        topic = path(policy.topic.partition(number))
+        url = f"{topic}/subscription/{policy.subscription}/resetcursor/1"
+        provisioned.broker.request("POST", url).check("move the subscription back")
+    assert handled(consumer) == contents

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import pulsar
@@ -30,12 +30,11 @@ from tests.support.messages import receive_until_quiet
 from tests.support.provisioned_policy import ProvisionedPolicy
 
 ProvisionPolicy = Callable[..., Any]
-
-
 TICK = timedelta(seconds=1)  # a broker may be early by this much
-
-
 SOON = timedelta(seconds=180)
+DELAYS = (1.0, 2.0)
+EARLIER_SECONDS = 0.05
+"""The client reads the time of a message a moment before it was sent."""
 
 
 def elapsed(since: float) -> timedelta:
@@ -315,3 +314,33 @@ def test_clock_ahead_of_the_broker_is_reported(
         consumer.reconsume_later(consumer.receive(SOON))
 
     assert [event.topic for event in ahead] == [str(provisioned.policy.retry_topic)]
+
+
+def test_ladder_is_kept_without_delayed_delivery(
+    provision_policy: Callable[..., ProvisionedPolicy], pulsar_namespace: str
+) -> None:
+    provisioned: Any = provision_policy(delays=[f"{delay:g}s" for delay in DELAYS])
+    provisioned.broker.request(
+        "POST",
+        f"/admin/v2/namespaces/{pulsar_namespace}/delayedDelivery",
+        {"active": False, "tickTime": 1_000},
+    ).check("switch delayed delivery off")
+    consumer = provisioned.consumer()
+    attempts, others = list[float](), list[float]()
+
+    def handle(message: pulsar.Message) -> None:
+        if message.data() == b"other":
+            others.append(time.monotonic())
+            return
+        attempts.append(time.monotonic())
+        if len(attempts) <= len(DELAYS):
+            provisioned.send(b"other")
+            raise ConnectionError
+        consumer.stop()
+
+    provisioned.send(b"failing")
+    consumer.run(handle)
+    waits = [second - first for first, second in pairwise(attempts)]
+    assert all(delay - EARLIER_SECONDS <= wait for delay, wait in zip(DELAYS, waits, strict=True))
+    assert len(others) == len(DELAYS)
+    assert others[-1] < attempts[-1]  # the source topic waits for no retry

@@ -1,7 +1,9 @@
-"""Runs of handlers at a real broker: order, rates, time-outs, workers and prefetch."""
+"""Runs of handlers at a real broker: order, rates, time-outs, workers, prefetch and asyncio."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import pulsar
 import pytest
 
 from redrive import Event, FailureRules, RetryConsumer
@@ -17,12 +20,14 @@ from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.policy.model import SubscriptionType
 from sandbox.pulsar import SUPERUSER
 from tests.support.messages import handle_until_quiet
+from tests.support.user_programs import StartProgram, interrupted, start_program
 from tests.support.waiting import wait_until
 
+__all__ = ["start_program"]
+
 ProvisionPolicy = Callable[..., Any]
-
-
 SOON = timedelta(seconds=180)
+SECOND = timedelta(seconds=1)
 
 
 def test_close_waits_for_the_in_flight_message_of_run(
@@ -327,3 +332,150 @@ def test_messages_that_wait_in_a_consumer_are_limited(
     assert consumer.in_flight == len(taken) == 300
     consumer.close()
     assert provisioned.backlog(topic) == 2_000
+
+
+async def test_a_cancelled_reception_loses_no_message(provision_policy: ProvisionPolicy) -> None:
+    provisioned = await asyncio.to_thread(provision_policy)
+    sent = [b"%d" % n for n in range(40)]
+    async with provisioned.async_consumer() as consumer:
+        for _ in range(20):  # more than there are threads
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await consumer.receive()
+        sending = asyncio.create_task(asyncio.to_thread(provisioned.send, *sent))
+        received: list[pulsar.Message] = []
+        seconds = 0.002
+        while len(received) < len(sent):
+            try:
+                async with asyncio.timeout(seconds):
+                    received.append(await consumer.receive())
+            except TimeoutError:
+                seconds *= 1.1  # on a busy machine each reception takes longer
+        await sending
+        assert sorted(message.data() for message in received) == sorted(sent)
+        for message in received:
+            await consumer.acknowledge(message)
+        assert await consumer.receive(SECOND) is None
+    await asyncio.to_thread(wait_until, lambda: not provisioned.backlog(provisioned.policy.topic))
+
+
+async def test_handlers_run_side_by_side(provision_policy: ProvisionPolicy) -> None:
+    provisioned = await asyncio.to_thread(
+        provision_policy, retry_rights=["consume"]
+    )  # hops are refused
+    await asyncio.to_thread(provisioned.send, *[b"%d" % n for n in range(20)])
+    most = now = 0
+    met = asyncio.Event()
+
+    async def handle(_message: pulsar.Message) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == 10:
+            met.set()
+        try:
+            async with asyncio.timeout(30):
+                await met.wait()
+        finally:
+            now -= 1
+            consumer.stop()
+        raise ConnectionError
+
+    async with provisioned.async_consumer() as consumer:
+        await consumer.run(handle, workers=10)
+    assert most == 10
+    assert now == 0
+    assert await asyncio.to_thread(provisioned.backlog, provisioned.policy.topic) == 20
+
+
+async def test_a_cancelled_run_leaves_its_message_to_the_next(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = await asyncio.to_thread(provision_policy)
+    await asyncio.to_thread(provisioned.send, b"x")
+    handling = asyncio.Event()
+
+    async def hang(_message: pulsar.Message) -> None:
+        handling.set()
+        await asyncio.sleep(60)
+
+    async with provisioned.async_consumer() as consumer:
+        running = asyncio.create_task(consumer.run(hang))
+        await handling.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    async with provisioned.async_consumer() as consumer:
+        message = await consumer.receive(SOON)
+        assert (message.data(), consumer.attempt_of(message).number) == (b"x", 1)
+
+
+def test_sigterm_lets_run_finish_in_flight_messages(
+    provision_policy: ProvisionPolicy, start_program: StartProgram
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"in hand", b"in hand", b"next")
+    process = start_program(
+        provisioned,
+        """
+import asyncio
+from redrive import AsyncRetryConsumer
+
+stopped = []
+
+class Told(AsyncRetryConsumer):
+    def stop(self):
+        super().stop()
+        stopped.append(True)
+
+async def handle(message):
+    os.write(1, b"handling\\n")
+    while not stopped:
+        await asyncio.sleep(0.01)
+
+async def main():
+    async with Told(client, load_policy()) as consumer:
+        await consumer.run(handle, workers=2)
+    print("ended")
+
+asyncio.run(main())
+client.close()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+""",
+    )
+    output = interrupted(process, signal.SIGTERM, 2)
+    assert (process.returncode, output) == (0, "ended\n")
+    assert provisioned.backlog(provisioned.policy.topic) == 1
+    assert provisioned.consumer().receive(SOON).data() == b"next"
+
+
+def test_keyboard_interrupt_ends_program_and_keeps_message(
+    provision_policy: ProvisionPolicy, start_program: StartProgram
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"in hand")
+    process = start_program(
+        provisioned,
+        """
+import asyncio
+from redrive import AsyncRetryConsumer
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+async def handle(message):
+    print("handling", flush=True)
+    await asyncio.sleep(60)
+
+async def main():
+    async with AsyncRetryConsumer(client, load_policy()) as consumer:
+        await consumer.run(handle)
+
+try:
+    asyncio.run(main())
+finally:
+    client.close()
+""",
+    )
+    output = interrupted(process, signal.SIGINT)
+    assert process.returncode in {1, -signal.SIGINT}, output
+    assert "KeyboardInterrupt" in output
+    assert provisioned.consumer().receive(SOON).data() == b"in hand"

@@ -24,7 +24,7 @@ from tests.integration.provision.conftest import (
     redrive,
     rest_path,
 )
-from tests.integration.provision.test_deletion import send
+from tests.integration.provision.test_lifecycle import send
 from tests.integration.provision.test_ownership import whole
 from tests.support.waiting import wait_until
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-Shop = Any  # of the conftest
-Fields = dict[str, Any]
+from tests.integration.provision.conftest import MakeShop, Shop
 
+Fields = dict[str, Any]
 GONE = "http://127.0.0.1:1"
 EMPTY = {"apiVersion": "v1", "kind": "ConfigMap"}
 
@@ -388,3 +388,20 @@ def test_limit_of_the_pulsar_namespace_is_named(make_shop: Callable[[], Shop], l
     assert "Stalled" in conditions
     shop.request("POST", f"namespaces/{shop.tenant}/prod/{limit}", 0)
     shop.ready()
+
+
+def test_namespace_without_the_label_is_not_permitted_anymore(make_shop: MakeShop) -> None:
+    shop = make_shop()
+    set_label(shop, "yes")
+    shop.create_topic(shop.topic("orders"))
+    selector = {"matchExpressions": [{"key": "redrive-test", "operator": "In", "values": ["yes"]}]}
+    shop.connection(allow=[{**shop.rule("fulfilment"), "namespaces": {"selector": selector}}])
+    shop.policy()
+    shop.ready()
+    set_label(shop, None)
+    shop.reaches("orders", "NamespaceNotAllowed")
+
+
+def set_label(shop: Shop, value: str | None) -> None:
+    change = {"metadata": {"labels": {"redrive-test": value}}}
+    shop.cluster.objects.patch("namespace", shop.namespace, change)

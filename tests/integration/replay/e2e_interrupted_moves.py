@@ -1,23 +1,31 @@
-"""Replays of one process whose broker, sends or tasks are interrupted: none lost, none doubled."""
+"""Replays of one process whose broker, sends, tasks, target or producer names are disturbed."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import json
 import secrets
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import pulsar
 import pytest
 
+from redrive.policy.naming import TopicName
 from redrive.reading import broker, session
-from redrive.replay import sending
+from redrive.reading.session import ProtocolConnection
+from redrive.replay import lookup, sending
 from redrive.replay.job import run as runs
 from redrive.replay.ledger import FencedError
+from redrive.replay.transport import OpenProducer, ProtocolTransport, SchemaAt, StalledError
 from tests.chaos.proxy import Proxy, answering
+from tests.integration.replay.test_forgery import producer_of
 from tests.support.local_engine import Local
 from tests.support.local_runs import (
     Notes,
@@ -29,10 +37,15 @@ from tests.support.local_runs import (
     selecting,
     wait_until_moved,
 )
+from tests.support.subscriptions import tell
+from tests.support.waiting import wait_until
 from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
-ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
+
+ProvisionPolicy = Callable[..., Any]
+COUNT = 2_000
+UNLOADS = 30
 
 
 def test_refusals_are_recorded_before_a_task_gives_up(
@@ -174,3 +187,157 @@ def test_topics_may_be_unloaded_meanwhile(
         assert running.returncode == 0, log
     provisioned.check_audit()
     assert provisioned.in_target() == numbers(count)
+
+
+@contextmanager
+def consumed(provisioned: Any) -> Iterator[list[str]]:  # noqa: ANN401 - see conftest
+    """Acknowledge the messages of the retry topic; yields the ids, some twice after an unload."""
+    policy, ids, ended = provisioned.policy, list[str](), threading.Event()
+    consumer = provisioned.client.subscribe(
+        str(policy.retry_topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+    )
+
+    def consume() -> None:
+        while not ended.is_set():
+            with suppress(pulsar.Timeout):
+                message = consumer.receive(100)
+                consumer.acknowledge(message)
+                ids.append(message.properties().get("id", ""))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield ids
+    finally:
+        ended.set()
+        thread.join()
+        consumer.close()
+
+
+def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
+    """Unload the retry topic and have the broker trim all that is consumed of it."""
+    topic = provisioned.policy.retry_topic
+
+    def first_ledger() -> int:
+        ledgers = json.loads(provisioned.admin("GET", topic, "internalStats"))["ledgers"]
+        return int(ledgers[0]["ledgerId"])
+
+    def is_trimmed() -> bool:
+        provisioned.admin("POST", topic, "trim")
+        return first_ledger() > before
+
+    before = first_ledger()
+    provisioned.admin("PUT", topic, "unload")
+    wait_until(is_trimmed)  # once consumers are back, and have acknowledged again
+
+
+def test_receipt_counts_though_its_message_was_trimmed(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, flushes, sent = 600, itertools.count(), list[bytes]()
+    send, flush = ProtocolConnection.send, ProtocolConnection.flush
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+
+    def note_and_send(connection: ProtocolConnection, entry: bytes) -> None:
+        sent.append(entry)
+        send(connection, entry)
+
+    def flush_and_lose(connection: ProtocolConnection) -> None:
+        waiting = bool(connection._buffer)  # noqa: SLF001
+        flush(connection)
+        if waiting and next(flushes) == 3:
+            wait_until(lambda: len(set(ids)) == len(sent))  # they are stored, and have a receipt
+            lose_sight_of(provisioned)
+
+    with consumed(provisioned) as ids:
+        monkeypatch.setattr(session, "_BUFFER_BYTES", 8 * 1024)
+        monkeypatch.setattr(ProtocolConnection, "send", note_and_send)
+        monkeypatch.setattr(ProtocolConnection, "flush", flush_and_lose)
+        account = replay(provisioned)
+        wait_until(lambda: len(set(ids)) == count)
+
+    assert next(flushes) > 3
+    assert (account.moved, account.refused) == (count, 0)
+    assert sorted(set(ids)) == numbers(count)
+
+
+def test_unused_partition_holds_nothing_after_trimming(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, opened = 600, list[TopicName]()
+    provisioned = provision_policy(partitions=3)
+    provisioned.bury_many(count)
+    open_ = ProtocolTransport.open
+
+    def open_one_alone(
+        sender: ProtocolTransport, topic: TopicName, name: str, schema: SchemaAt | None
+    ) -> OpenProducer:
+        opened.append(topic)
+        if topic != opened[0]:
+            raise StalledError
+        return open_(sender, topic, name, schema)
+
+    monkeypatch.setattr(ProtocolTransport, "open", open_one_alone)
+    # A broker that deduplicates keeps messages after its last snapshot: it can't be made to trim.
+    monkeypatch.setattr(lookup, "_holds_all_behind", lambda *_: False)
+    with consumed(provisioned) as ids:
+        account = replay(provisioned)
+        wait_until(lambda: len(set(ids)) == count)
+
+    assert len(set(opened)) == 2
+    assert (account.moved, account.refused) == (count, 0)
+    assert sorted(set(ids)) == numbers(count)
+
+
+@contextmanager
+def forged_names(provisioned: Any, target: TopicName) -> Iterator[list[int]]:  # noqa: ANN401
+    """Send the next sequence id of each disconnected producer of a Replay; yield these ids."""
+    forged: list[int] = []
+    names: set[str] = set()
+    stop = threading.Event()
+
+    def forge() -> None:
+        while not stop.wait(0.01):
+            publishers = tell(provisioned.broker, target, "stats")["publishers"]
+            shown = {publisher["producerName"] for publisher in publishers}
+            names.update(name for name in shown if name.startswith("redrive-replay-"))
+            for name in names:
+                try:
+                    with producer_of(provisioned, target, producer_name=name) as producer:
+                        number = producer.last_sequence_id() + 1
+                        producer.send(b"", properties={"id": "forged"}, sequence_id=number)
+                except pulsar.PulsarException:
+                    continue  # the Replay has the name, or the target moves
+                forged.append(number)
+
+    forging = threading.Thread(target=forge)
+    forging.start()
+    try:
+        yield forged
+    finally:
+        stop.set()
+        forging.join()
+
+
+def test_taken_producer_names_lose_and_double_nothing(provision_policy: ProvisionPolicy) -> None:
+    """Each unload of an empty target deletes the ledger that proves what was stored."""
+    provisioned = provision_policy()
+    provisioned.bury_in_ranges(COUNT)
+    target = provisioned.policy.retry_topic
+    with forged_names(provisioned, target) as forged, process(job_of(provisioned), COUNT) as run:
+        for _ in range(UNLOADS):
+            run.send_signal(signal.SIGCONT)
+            provisioned.admin("PUT", target, "unload")
+            count = len(forged)
+            wait_until(lambda: len(forged) > count or run.poll() is not None)  # noqa: B023
+        wait_until(lambda: run.poll() is not None, seconds=180)
+        assert run.returncode == 0, run.communicate()[1]
+
+    account = replay(provisioned)
+
+    moved = [number for number in provisioned.in_target() if number != "forged"]
+    assert len(moved) == len(set(moved)) == COUNT - account.refused
+    assert set(moved) <= set(numbers(COUNT))
+    assert {entry.cause for entry in account.refusals} <= {"Unproven"}
+    provisioned.check_audit()

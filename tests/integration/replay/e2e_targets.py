@@ -26,7 +26,7 @@ from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
-from tests.integration.replay.test_schemas import FIRST, bury
+from tests.integration.replay.test_topics import FIRST, bury
 from tests.support.held_sends import held_at
 from tests.support.local_engine import Local
 from tests.support.local_runs import (

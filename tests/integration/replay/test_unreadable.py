@@ -1,13 +1,16 @@
-"""Entries that no client can show or survives: other messages move, these are refused."""
+"""Entries with hostile metadata or content: refused, counted or moved, while others move."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from redrive import RetryConsumer
@@ -21,26 +24,40 @@ from redrive.replay.job import run as runs
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.documented import original
+from tests.support.hostile_metadata import metadata, single, written
 from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, replay, selecting
-from tests.support.raw_entries import HARMFUL, RawEntry, chunk, numbers, store
+from tests.support.raw_entries import HARMFUL, RawEntry, chunk, in_batch, numbers, store
 from tests.support.raw_producer import raw_producer
 from tests.support.waiting import wait_until
 
-ProvisionPolicy = Callable[..., Any]
-
-
 pytestmark = pytest.mark.usefixtures("replay_token")
 
-
+ProvisionPolicy = Callable[..., Any]
 GOOD = 6
-
-
 UNREADABLE = [
     RawEntry(numbers(compression=2, uncompressed=10), b"no zlib"),
     *(chunk("killed", part, 11, 110, b"0123456789") for part in range(10)),
     *HARMFUL.values(),
 ]
+ENTRIES = 25
+any_number = st.integers(0, 5) | st.integers(0, 2**64 - 1)
+readable = st.builds(
+    lambda fields, singles: RawEntry(
+        fields + numbers(in_batch=len(singles)),
+        b"".join(in_batch(b"content", fields) for fields in singles),
+    ),
+    metadata,
+    st.lists(single, min_size=1, max_size=3),
+)
+# Also fields that describe how content is encoded, delays, transactions and chunks.
+fields_of_any_number = [written(field, any_number) for field in (8, 9, 11, 19, 22, 23, 27, 28, 29)]
+unreadable = st.builds(
+    lambda fields, more, content: RawEntry(fields + b"".join(more), content),
+    metadata,
+    st.tuples(*fields_of_any_number),
+    st.binary(max_size=30),
+)
 
 
 def bury(provisioned: Any) -> list[str]:  # noqa: ANN401
@@ -264,3 +281,22 @@ def test_harmful_entries_move_out_of_the_way_of_consumers(
     # A remaining entry is harmless: one chunk that others are to follow.
     assert provisioned.backlog_of_dead_letters() == len(buried) + len(HARMFUL) - len(moved)
     assert len(HARMFUL) - len(moved) <= 1
+
+
+def test_hostile_metadata_ends_no_replay(provision_policy: Callable[..., Any]) -> None:
+    topics = map("orders-{}".format, itertools.count())
+
+    @settings(max_examples=2, suppress_health_check=list(HealthCheck), deadline=None, database=None)
+    @given(st.lists(readable | unreadable, min_size=ENTRIES, max_size=ENTRIES))
+    def check(entries: list[RawEntry]) -> None:
+        provisioned = provision_policy(topic=next(topics))
+        store(provisioned.broker, provisioned.policy.dead_letter_topic, entries)
+        account = runs.run(selecting(job_of(provisioned)), Local(), Notes())
+        assert account.matched == account.moved + account.refused
+        assert account.scanned == account.matched + account.unevaluated >= ENTRIES
+        stored = list(provisioned.read_all(provisioned.policy.retry_topic))
+        assert len(stored) == account.moved
+        remaining = account.refused + account.unevaluated
+        wait_until(lambda: provisioned.backlog_of_dead_letters() <= remaining)
+
+    check()

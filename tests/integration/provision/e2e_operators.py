@@ -1,19 +1,91 @@
-"""A connection is deleted after the last policy, of any namespace, that uses it."""
+"""Operators that are killed, restarted or limited to one namespace, and connections in use."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from sandbox import installation
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
+from tests.integration.provision.test_operator import DRIVERS, NEEDED, allowed
+from tests.support.namespaced_operator import namespaced_operator
+from tests.support.operator_replicas import NAMES, StartReplica, start_replica
+
+__all__ = ["start_replica"]
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
 IN_USE = "redrive.io/in-use"
+
+
+def test_killed_leader_is_replaced_by_its_standby(
+    start_replica: StartReplica, make_shop: MakeShop
+) -> None:
+    shop = make_shop()
+    leader = start_replica(NAMES[0], "redrive serves")
+    successor = start_replica(NAMES[1], "redrive is a standby")
+    shop.create_topic(shop.topic("orders"))
+    shop.connection()
+
+    leader.process.kill()
+    shop.policy()
+    successor.takes_over()
+    shop.ready()
+
+
+def test_operator_restart_provisions_new_policies_only(
+    make_shop: MakeShop, sandbox: Sandbox
+) -> None:
+    shop = make_shop()
+    shop.connection()
+    for name in ("orders", "others"):
+        shop.create_topic(shop.topic(name))
+    shop.policy(delayLadder={"fixed": "1m"})  # a delay of 1 s causes a warning at some brokers
+    settled = shop.ready()
+    shop.event_message("orders", "Provisioned")
+    sandbox.processes.stop(installation.OPERATOR)
+    shop.policy("others", topic=shop.topic("others"))
+    installation.start_operator(sandbox)
+    shop.ready("others")
+    conditions = settled["status"]["conditions"]
+    assert shop.get("retrypolicy", "orders")["status"]["conditions"] == conditions
+    assert shop.event_reasons("orders") == [("Normal", "Provisioned")]
+
+
+@pytest.fixture
+def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[Shop, str]]:
+    """A shop whose operator has Roles in that namespace only, and the namespace of its release."""
+    shop = make_shop()
+    with namespaced_operator(installed, shop.namespace) as release_in:
+        yield shop, release_in
+
+
+def test_roles_in_the_served_namespaces_are_sufficient(
+    in_one_namespace: tuple[Shop, str], installed: Sandbox, make_shop: MakeShop
+) -> None:
+    shop, release_in = in_one_namespace
+    elsewhere = make_shop()
+    for tenant in (elsewhere, shop):
+        tenant.create_topic(tenant.topic("orders"))
+        tenant.connection()
+        tenant.policy()
+    shop.ready()
+    shop.ready("main", "brokerconnection")
+    shop.delete("orders")
+    assert "status" not in elsewhere.get("retrypolicy", "orders")
+    cluster = installed.cluster
+    served = allowed(cluster, release_in=release_in, namespace=shop.namespace)
+    needed = {resource: set(verbs) for resource, verbs in NEEDED.items()}
+    assert served == needed | {
+        resource: {*NEEDED[resource], *verbs} for resource, verbs in DRIVERS.items()
+    }
+    beyond = allowed(cluster, release_in=release_in, namespace=elsewhere.namespace)
+    assert beyond == {resource: set[str]() for resource in NEEDED}
+    assert "Forbidden" not in installed.processes.log(release_in).read_text()
 
 
 def finalizers(shop: Shop) -> list[str]:

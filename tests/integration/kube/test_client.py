@@ -1,4 +1,4 @@
-"""Connections through a real proxy: to the API server by CONNECT, to a broker by plain HTTP."""
+"""Requests to a real API server, also through a proxy by CONNECT, and to a broker through one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ from redrive.kube.client import Kubernetes, UnavailableError
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
 from tests.support.http_proxy import LOGIN, HttpProxy, http_proxy
+
+
+async def test_versions_are_listed_of_built_in_and_of_custom_kinds(
+    installed: Sandbox, kube_namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = {"name": "ours", "labels": dict([resources.MANAGED])}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    made = installed.cluster.objects.create(body, kube_namespace)["metadata"]
+    monkeypatch.setenv("KUBECONFIG", str(installed.cluster.kubeconfig))
+    async with Kubernetes.connect() as kubernetes:
+        versions = await kubernetes.versions(resources.CONFIG_MAPS, kube_namespace)
+        custom = await kubernetes.versions(resources.SPARK_APPLICATIONS, kube_namespace)
+    assert versions.by_uid == {made["uid"]: int(made["resourceVersion"])}
+    assert custom.by_uid == {}
+    assert custom.latest >= versions.by_uid[made["uid"]]
 
 
 @pytest.fixture

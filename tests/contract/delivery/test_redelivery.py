@@ -1,9 +1,11 @@
-"""A refused message waits in its consumer, and uses up no attempt."""
+"""Messages that a broker redelivers or refuses: none is handed out twice or uses up an attempt."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -14,16 +16,117 @@ from tests.contract.delivery.conftest import BOTH, Observed, assert_nothing_left
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
+BRIEFLY = 0.1 * SECOND
 SOON = 180 * SECOND
 
 
-@pytest.fixture(autouse=True)
+@BOTH
+def test_in_flight_message_is_not_handed_out_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"1", b"2", b"3")
+    consumer = world.consumer()
+    in_hand = [consumer.receive(SOON) for _ in range(3)]
+    for _ in range(2):
+        world.unload()
+        assert consumer.receive(SECOND) is None
+    for message in in_hand:
+        consumer.acknowledge(message)
+    wait_until_settled(world, lambda: consumer.receive(BRIEFLY))
+    consumer.close()
+    assert_nothing_left(world)
+
+
+def test_dropped_message_is_handed_out_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"1", b"2")
+    consumer = world.consumer()
+    kept = consumer.receive(SOON)
+    dropped = consumer.receive(SOON).data()
+    world.unload()
+    again = consumer.receive(SOON)
+    assert again.data() == dropped
+    consumer.acknowledge(again)
+    consumer.acknowledge(kept)
+    consumer.close()
+    assert_nothing_left(world)
+
+
+def test_message_just_sent_on_is_not_sent_on_again(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(delays=("1h",))
+    world.send(*[b"%d" % number for number in range(5)])
+    consumer = world.consumer()
+    for _ in range(5):
+        consumer.reconsume_later(consumer.receive(SOON))
+    world.unload()  # the acknowledgements may not have got there
+    assert consumer.receive(2 * SECOND) is None
+    wait_until_settled(world, lambda: consumer.receive(BRIEFLY))
+    consumer.close()
+    assert world.backlog(world.policy.topic) == 0
+    assert world.backlog(world.policy.retry_topic) == 5
+
+
+def test_negatively_acknowledged_message_is_delivered_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"1", b"2")
+    consumer = world.consumer(nack_delay=SECOND)
+    kept = consumer.receive(SOON)
+    given_back = consumer.receive(SOON)
+    consumer.negative_acknowledge(given_back)
+    world.unload()
+    again = consumer.receive(SOON)
+    assert again.data() == given_back.data()
+    assert consumer.receive(3 * SECOND) is None
+    consumer.acknowledge(again)
+    consumer.acknowledge(kept)
+    wait_until_settled(world, lambda: consumer.receive(BRIEFLY))
+    consumer.close()
+    assert_nothing_left(world)
+
+
+def test_ordered_messages_are_handled_once_and_in_order(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(ordered=True, kind=SubscriptionType.KEY_SHARED, delays=("1s",))
+    world.send(b"m1", b"m2", b"m3", partition_key="k")
+    handled: list[bytes] = []
+    consumer = world.consumer()
+
+    def handle(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        handled.append(message.data())
+        world.unload()
+        if handled == [b"m1"]:
+            raise ConnectionError
+        if message.data() == b"m3":
+            consumer.stop()
+
+    consumer.run(handle)
+    consumer.close()
+    assert Counter(handled)[b"m1"] == 2
+    assert [content for content, _ in groupby(handled)] == [b"m1", b"m2", b"m3"]
+
+
+def test_invisible_message_is_not_received_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.send(b"1")
+    with world.simple_consumer() as consumer:
+        (message,) = consumer.receive(1, timedelta(hours=1), SOON)
+        world.unload()
+        assert consumer.receive(1, timedelta(hours=1), 2 * SECOND) == []
+        consumer.acknowledge(message)
+        wait_until_settled(world, lambda: consumer.receive(1, timedelta(hours=1), BRIEFLY))
+    assert_nothing_left(world)
+
+
+@pytest.fixture
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try once more after 0.5 s, and at least every 2 s, instead of 5 s and 60 s."""
     monkeypatch.setattr(processor, "_FIRST_SECONDS", 0.5)
     monkeypatch.setattr(processor, "_LONGEST_SECONDS", 2.0)
 
 
+@pytest.mark.usefixtures("_try_again_soon")
 @BOTH
 def test_refused_retry_is_sent_later_as_the_next_attempt(
     make_world: MakeWorld,
@@ -45,6 +148,7 @@ def test_refused_retry_is_sent_later_as_the_next_attempt(
     assert_nothing_left(world)
 
 
+@pytest.mark.usefixtures("_try_again_soon")
 def test_refused_dead_letter_is_sent_later_and_handled_once(
     make_world: MakeWorld,
 ) -> None:
@@ -64,6 +168,7 @@ def test_refused_dead_letter_is_sent_later_and_handled_once(
     assert_nothing_left(world)
 
 
+@pytest.mark.usefixtures("_try_again_soon")
 @BOTH
 def test_unsent_message_goes_to_the_next_as_the_same_attempt(
     make_world: MakeWorld,
@@ -83,6 +188,7 @@ def test_unsent_message_goes_to_the_next_as_the_same_attempt(
     assert_nothing_left(world)
 
 
+@pytest.mark.usefixtures("_try_again_soon")
 @BOTH
 def test_too_many_unsent_messages_stop_and_resume_taking(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +217,7 @@ def of_taking(events: list[str]) -> list[str]:
     return [event for event in events if event.startswith("redrive.taking")]
 
 
+@pytest.mark.usefixtures("_try_again_soon")
 def test_unsent_messages_are_stored_once_despite_unloads(
     make_world: MakeWorld,
 ) -> None:
@@ -132,6 +239,7 @@ def test_unsent_messages_are_stored_once_despite_unloads(
     assert_nothing_left(world)
 
 
+@pytest.mark.usefixtures("_try_again_soon")
 def test_unsent_message_holds_its_key(make_world: MakeWorld) -> None:
     world = make_world(max_retries=0, ordered=True, kind=SubscriptionType.KEY_SHARED)
     world.refuse(world.policy.dead_letter_topic)
