@@ -17,7 +17,7 @@ import secrets
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -38,7 +38,6 @@ from sandbox.pulsar import Broker
 from sandbox.rocketmq import RocketMQ
 from sandbox.sandbox import Sandbox, is_described
 from tests.support.namespaces import PolicyNamespace, new_namespace
-from tests.support.run_summary import started_processes, write_summary
 
 # While a broker starts, the time of an example is unlimited. The same tree gives the
 # same examples, so runs can be compared; `make release-check` has more, and others.
@@ -63,6 +62,35 @@ STARTED = pytest.StashKey[Counter[str]]()
 """The processes that the run started, by name."""
 STACKS = pytest.StashKey[defaultdict[str, ExitStack]]()
 """Stacks of resources that the tests of a group share; see `stack_of_group`."""
+
+
+def tier_seconds(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
+    """Sum the seconds of setup, call and teardown by tier: the first folder below `tests`."""
+    seconds = defaultdict[str, float](float)
+    for report in reports:
+        seconds[report.nodeid.split("/")[1]] += report.duration
+    return seconds
+
+
+def started_processes(folder: Path) -> Counter[str]:
+    """Count the processes of all sandboxes below *folder* by name: each has a log."""
+    logs = (log.stem for log in folder.rglob("logs/*.log"))
+    return Counter(name for name in logs if not re.match("pulsar[-_]", name))  # Pulsar's own
+
+
+def write_summary(terminal: pytest.TerminalReporter, started: Counter[str]) -> None:
+    """Write two lines of the tiers and the processes, most expensive first."""
+    reports = (
+        report
+        for group in terminal.stats.values()
+        for report in group
+        if isinstance(report, pytest.TestReport)
+    )
+    tiers = sorted(tier_seconds(reports).items(), key=lambda tier: -tier[1])
+    shown = ", ".join(f"{tier} {seconds / 60:.1f} min" for tier, seconds in tiers)
+    terminal.write_line(f"Time of the workers: {shown}")
+    shown = ", ".join(f"{count} {name}" for name, count in started.most_common()) or "none"
+    terminal.write_line(f"Processes started: {shown}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,7 +10,7 @@ from sandbox import installation, kubernetes
 from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
 from tests.chaos.conftest import Harness, wait_for
-from tests.chaos.relay import Relay
+from tests.chaos.proxy import Relay
 
 
 def test_the_api_server_is_killed_while_policies_are_made(harness: Harness) -> None:

@@ -1,4 +1,7 @@
-"""Replays by both engines at once, and Jobs that the API server refuses: accounts and messages."""
+"""Replays by both engines at once, and Jobs that are refused or deleted: accounts and messages.
+
+A user deletes a SparkApplication while its Replay runs; `make test` deletes a Job.
+"""
 
 from __future__ import annotations
 
@@ -132,3 +135,21 @@ def test_refused_job_is_created_once_it_is_admitted(
         assert shop.applications() == []
     assert completed(shop, "refused", "Job") == [FIRST, FIRST]
     assert shop.replayed() == ["WarehouseDown"] * FIRST
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_deleted_application_is_relaunched_and_moves_once(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(6, "WarehouseDown")
+    shop.replay("again", engine="Spark", rateLimit={"messages": 1})  # so that one sees it run
+    name = shop.reaches("again", "Running")["sparkApplication"]
+    before = shop.applications()[0]["metadata"]["uid"]
+    shop.kubectl("delete", "sparkapp", name)
+
+    status = shop.reaches("again", "Completed")
+
+    (application,) = shop.applications()
+    assert application["metadata"]["uid"] != before
+    counts = status["run"]["counts"]
+    assert (counts["matched"], counts["moved"]) == (6, 6)
+    assert shop.replayed() == ["WarehouseDown"] * 6

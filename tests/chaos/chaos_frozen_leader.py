@@ -12,7 +12,7 @@ import pytest
 
 from redrive.api import Body
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
-from tests.support.operator_replicas import NAMES, StartReplica, start_replica
+from tests.support.installed_operator import NAMES, StartReplica, start_replica
 
 __all__ = ["start_replica"]
 

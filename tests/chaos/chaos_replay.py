@@ -24,9 +24,9 @@ from sandbox.sandbox import Sandbox
 from tests.chaos.conftest import wait_for
 from tests.chaos.scene import ANOTHER, BY_SQL, THE_SAME, Scene
 from tests.support import spark_runs
-from tests.support.compaction import compact
 from tests.support.local_runs import job_of
 from tests.support.spark_runs import CLUSTER, JOB, LOCAL
+from tests.support.topics import compact_topic
 
 pytestmark = pytest.mark.usefixtures("replay_token")
 
@@ -108,7 +108,7 @@ def unload(scene: Scene) -> None:
 def trim(scene: Scene) -> None:
     """The broker deletes moved dead letters and the compacted part of the ledger."""
     policy = scene.provisioned.policy
-    compact(scene.provisioned.broker, policy.ledger_topic)
+    compact_topic(scene.provisioned.broker, policy.ledger_topic)
     scene.trim(policy.ledger_topic)
     ledger, entries = scene.dead_letters()[0].ledgers[0]
     while scene.dead_letters()[0].acknowledged.through < EntryId(ledger, entries - 1):

@@ -18,7 +18,7 @@ import pytest
 
 from sandbox import installation
 from tests.chaos.conftest import Harness, wait_for
-from tests.support.operator_replicas import NAMES, OperatorReplica, StartReplica, start_replica
+from tests.support.installed_operator import NAMES, OperatorReplica, StartReplica, start_replica
 
 __all__ = ["start_replica"]
 

@@ -14,7 +14,7 @@ from redrive.api.conditions import reason
 from redrive.errors import Requeue
 from sandbox import rocketmq
 from sandbox.process import Processes
-from tests.support.rocketmq_policy import RocketMQPolicy
+from tests.support.fake_rocketmq import RocketMQPolicy
 
 MASTERS = ("broker-a", "broker-b")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from sandbox.pulsar import SUPERUSER
 from tests.integration.delivery.test_sequenced import SEQUENCED, recorded
+from tests.support.consumers import StartProgram, start_program
 from tests.support.provisioned_policy import ProvisionedPolicy, provision_policy
-from tests.support.user_programs import StartProgram, start_program
 from tests.support.waiting import wait_until
 
 __all__ = ["provision_policy", "start_program"]

@@ -11,7 +11,7 @@ import pytest
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
-from tests.support.operator_metrics import metric
+from tests.support.installed_operator import metric
 
 POLICIES = 20
 LONGEST_PAUSE = 5.0

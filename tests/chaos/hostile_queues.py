@@ -17,7 +17,7 @@ from redrive.admin.rocketmq import Master, RocketMQSession
 from sandbox import rocketmq
 from sandbox.process import Processes
 from sandbox.rocketmq import ADMIN, RocketMQ, allow, at_master, create_user
-from tests.chaos.threads import in_thread, stop_accepting
+from tests.chaos.proxy import in_thread, stop_accepting
 from tests.integration.provision.conftest import redrive
 from tests.support.replay_shop import Shop
 from tests.support.rocketmq import send

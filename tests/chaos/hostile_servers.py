@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tests.chaos.threads import in_thread, stop_accepting
+from tests.chaos.proxy import in_thread, stop_accepting
 from tests.unit.admin.test_answers import HOSTILE, INTERNAL, PARTS, POLICIES, SETTINGS
 
 _SHAPES = tuple(map(json.dumps, (PARTS, INTERNAL, POLICIES, SETTINGS, {"partitions": 1}, [])))

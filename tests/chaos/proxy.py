@@ -1,4 +1,4 @@
-"""A proxy before a broker's admin API that makes chosen calls fail."""
+"""Servers in a thread before others: an admin API whose chosen calls fail, and a relay of bytes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,132 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tests.chaos.threads import in_thread, stop_accepting
+START_SECONDS = 30
+
+
+@contextmanager
+def in_thread(
+    serving: Callable[[], AbstractAsyncContextManager[None]], name: str
+) -> Iterator[None]:
+    """Serve while the block runs.
+
+    The event loop ends like that of a program: tasks are cancelled and awaited, and transports
+    get the iteration of the loop in which they close their sockets.
+    """
+    began, loop, enough = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with serving():
+            began.set()
+            await enough.wait()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    try:
+        assert began.wait(START_SECONDS), f"{name} did not start"
+        yield
+    finally:
+        if thread.is_alive():
+            loop.call_soon_threadsafe(enough.set)
+        thread.join()
+
+
+async def stop_accepting(listener: socket.socket) -> None:
+    """Accept no more connections, and wait until each accepted one can be closed.
+
+    The event loop accepts a connection in one iteration, and creates its transport in a later one.
+    If the server is closed in between, the socket of that connection stays open.
+    """
+    asyncio.get_running_loop().remove_reader(listener)
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Relay:
+    """Passes bytes on to a port of this machine, in a thread.
+
+    Attributes:
+        port: of the relay.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._open = True
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._relays: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @classmethod
+    @contextmanager
+    def before(cls, target: int) -> Iterator[Relay]:
+        """Relay until the block ends."""
+        relay = cls(target)
+        with in_thread(relay._serving, name="relay"):
+            yield relay
+
+    def cut(self) -> None:
+        """Cut all connections, and refuse new ones until `accept`."""
+        self._open = False
+        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(30)
+
+    def accept(self) -> None:
+        """Accept connections again."""
+        self._open = True
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = await asyncio.start_server(self._relay, sock=listener)
+        self.port = listener.getsockname()[1]
+        try:
+            yield
+        finally:
+            await stop_accepting(listener)
+            server.close()
+            await self._cut()
+
+    async def _cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._open:
+            writer.transport.abort()
+            return
+        answers, back = await asyncio.open_connection("127.0.0.1", self._target)
+        task, mine = asyncio.current_task(), {writer, back}
+        assert task is not None
+        self._relays.add(task)
+        self._writers |= mine
+        try:
+            await asyncio.gather(_pump(reader, back), _pump(answers, writer))
+        finally:
+            self._writers -= mine
+            self._relays.discard(task)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
 
 Do = Callable[[], Awaitable[web.Response]]
 Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]

@@ -23,7 +23,7 @@ from redrive.replay.records import Records
 from redrive.replay.spec import ReplayJob
 from sandbox.sandbox import Sandbox
 from tests.support import spark_runs
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import EverySecond, Notes, job_of, numbers, selecting
 from tests.support.spark_runs import LOCAL, SparkRun
 from tests.support.waiting import wait_until

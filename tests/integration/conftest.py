@@ -12,7 +12,7 @@ from sandbox import installation
 from sandbox.pulsar import Broker
 from sandbox.sandbox import Sandbox
 from tests.conftest import stack_of_group
-from tests.support.own_broker import own_broker
+from tests.support.brokers import own_broker
 
 
 @pytest.fixture(scope="module")

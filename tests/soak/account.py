@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.soak.plan import plan
+from tests.soak.journal import plan
 
 SEND_SECONDS = 15.0
 """The time-out of a send without receipt. The message may have been stored anyway."""

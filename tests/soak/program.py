@@ -31,8 +31,7 @@ from redrive import (
 )
 from redrive.delivery.consumers.simple import NotInFlightError
 from redrive.messages import id_text
-from tests.soak.journal import Journal
-from tests.soak.plan import plan
+from tests.soak.journal import Journal, plan
 
 WORKERS = 8
 INVISIBLE_SECONDS = 30.0

@@ -33,9 +33,9 @@ from sandbox.sandbox import Sandbox
 from tests.soak import journal
 from tests.soak.account import Account, Disturbance, Stored
 from tests.soak.consumers import Consumers
-from tests.soak.plan import BURST, MAX_RETRIES
-from tests.support.deduplication import deduplicate, sent_as
-from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.soak.journal import BURST, MAX_RETRIES
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.topics import deduplicate, path, sent_as
 
 KINDS = ("threads", "batches", "coroutines", "simple")
 PARTITIONS, MOST_PARTITIONS = 4, 8

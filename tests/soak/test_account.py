@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.soak.account import Account, Disturbance, Stored
-from tests.soak.plan import BURST, plan
+from tests.soak.journal import BURST, plan
 
 WELL, RETRIED, DIES = 0, 81, 92  # handled at once, after one failure, never
 

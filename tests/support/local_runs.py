@@ -37,8 +37,7 @@ from redrive.replay.outcome import RangeResult
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support import held_sends
-from tests.support.local_engine import Local
-from tests.support.program_parts import SILENT
+from tests.support.engines import SILENT, Local
 from tests.support.waiting import pauses
 
 
@@ -101,7 +100,7 @@ RUN = f"""{inspect.getsource(held_sends)}{SILENT}
 import signal
 import sys
 from redrive.replay import mover
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import pulsar
 import pytest
@@ -26,9 +25,8 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, Scheme, TopicName
 from sandbox.pulsar import SUPERUSER, Broker
-from tests.support.deduplication import await_deduplication, enable_deduplication
 from tests.support.namespaces import PolicyNamespace, grant_all
-from tests.support.subscriptions import drain, stats, tell
+from tests.support.topics import await_deduplication, drain, enable_deduplication, path, stats, tell
 from tests.support.waiting import wait_until
 
 
@@ -198,11 +196,6 @@ class ProvisionedPolicy:
 def _close(client: pulsar.Client) -> None:
     with suppress(pulsar.AlreadyClosed):  # some tests close theirs
         client.close()
-
-
-def path(topic: TopicName) -> str:
-    """Return the path of *topic* in the admin API."""
-    return f"/admin/v2/persistent/{topic.namespace_name}/{quote(topic.local, safe='')}"
 
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]

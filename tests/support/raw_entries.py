@@ -1,11 +1,13 @@
-"""Entries that no client writes, sent by the binary protocol."""
+"""Entries that no client writes, or clients in other languages do, sent by the binary protocol."""
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import time
 import zlib
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,8 +16,9 @@ from google_crc32c import value as crc32c
 from redrive.auth.method import ShownCredentials
 from redrive.policy.naming import TopicName
 from redrive.reading import frames
+from redrive.reading.frames import OutgoingMessage
 from redrive.reading.positions import encode_nested, encode_number
-from redrive.reading.session import Session
+from redrive.reading.session import ProtocolProducer, Session
 from redrive.reading.stored import ReadMessage, StoredEntry
 from sandbox.pulsar import SUPERUSER, Broker
 
@@ -141,3 +144,58 @@ def store(broker: Broker, topic: TopicName, entries: Iterable[RawEntry]) -> None
             connection.flush()
             answers = connection.read(SECONDS)
             assert [answer.kind for answer in answers] == [frames.SEND_RECEIPT], answers
+
+
+SCHEMA_VERSION, UUID, CHUNKS, TOTAL_SIZE, CHUNK = 16, 26, 27, 28, 29
+"""Numbers of fields of `MessageMetadata` in `PulsarApi.proto`."""
+_IS_CHUNK = 7  # of CommandSend
+
+
+class RawProducer:
+    """A producer of one topic, or one partition."""
+
+    def __init__(self, session: Session[int], producer: ProtocolProducer[int]) -> None:
+        self._session = session
+        self._producer = producer
+        self._numbers = itertools.count(1)
+
+    def send(
+        self,
+        content: bytes,
+        metadata: bytes = b"",
+        *,
+        properties: Mapping[bytes, bytes] | None = None,
+        key: str | None = None,
+        command: bytes = b"",
+    ) -> None:
+        """Send an entry, and wait until it is stored.
+
+        Args:
+            metadata: encoded fields of `MessageMetadata` besides the usual ones.
+            properties: of any bytes.
+            command: encoded fields of `CommandSend`.
+        """
+        for name, value in (properties or {}).items():
+            metadata += encode_nested(4, encode_nested(1, name) + encode_nested(2, value))
+        sequence_id = next(self._numbers)
+        usual = frames.alone(OutgoingMessage(sequence_id, content, {}, key, None, None))
+        self._producer._store(sequence_id, (0,), command, usual + metadata, content)  # noqa: SLF001
+        (sent,) = self._session.receive(SECONDS)
+        assert sent.stored
+
+    def send_chunk(self, uuid: str, part: bytes, index: int, count: int, size: int) -> None:
+        """Send one of *count* chunks of a message of *size* bytes."""
+        metadata = (
+            encode_nested(UUID, uuid.encode())
+            + encode_number(CHUNKS, count)
+            + encode_number(TOTAL_SIZE, size)
+        )
+        self.send(part, metadata + encode_number(CHUNK, index), command=encode_number(_IS_CHUNK, 1))
+
+
+@contextmanager
+def raw_producer(broker: Broker, topic: object) -> Iterator[RawProducer]:
+    """Open a producer of *topic* as the super-user."""
+    shown = ShownCredentials("token", lambda: broker.token(SUPERUSER))
+    with closing(Session[int](broker.service_url, shown)) as session:
+        yield RawProducer(session, session.open(str(topic), f"raw-{secrets.token_hex(4)}"))

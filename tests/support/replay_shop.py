@@ -19,8 +19,8 @@ from redrive.policy.naming import TopicName
 from sandbox import chart, installation
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
-from tests.support.connections import changed
-from tests.support.subscriptions import drain
+from tests.support.manifests import changed
+from tests.support.topics import drain
 from tests.support.waiting import wait_until
 
 SECONDS = 180  # a Spark of a few seconds takes minutes on a machine that is busy

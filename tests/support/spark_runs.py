@@ -27,7 +27,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.records import Records
 from redrive.replay.spec import PodSize, ReplayJob
 from sandbox import spark as spark_of_sandbox
-from tests.support.program_parts import SILENT
+from tests.support.engines import SILENT
 
 RUN = f"""{SILENT}
 import sys

@@ -41,7 +41,7 @@ from tests.support.documented import (
     blocks,
     commands,
 )
-from tests.support.invalid_manifests import VALID, manifest
+from tests.support.manifests import VALID, manifest
 
 PAGES = [
     README,

@@ -41,8 +41,8 @@ from redrive.policy.naming import TopicName
 from redrive.policy.verdict import DeadReason
 from redrive.testing.broker import InMemoryMessage
 from redrive.testing.consumers import InMemoryConsumer
+from tests.support.consumers import AS_BASE64, NO_TEXT, message_with
 from tests.support.hostile_metadata import NAMES, values
-from tests.support.messages import AS_BASE64, NO_TEXT, message_with
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 POLICY = Policy(

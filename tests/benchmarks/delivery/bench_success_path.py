@@ -3,6 +3,9 @@
 Each consumer has its default options and follows a `PolicyFile`. It alternates with a loop on the
 bare client that does the same work, on one topic, with the same messages, in one process. The topic
 is filled before it is consumed, so the producer does not affect the result.
+
+Also the cost of sequenced dead letters, for which records are read before each message is handled.
+Consumers with and without `sequenced` alternate in the same way.
 """
 
 from __future__ import annotations
@@ -14,13 +17,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pulsar
 import pytest
 
-from redrive import AsyncRetryConsumer, PolicyFile, RetryConsumer, load_policy
+from redrive import (
+    AsyncRetryConsumer,
+    Policy,
+    PolicyFile,
+    RetryConsumer,
+    SubscriptionType,
+    load_policy,
+)
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
@@ -221,3 +232,55 @@ def fill(client: pulsar.Client, topic: TopicName, messages: int, *, batched: boo
         )
     producer.flush()
     producer.close()
+
+
+SEQUENCED_PAIRS = 3
+SEQUENCED_MESSAGES = 4_000
+KEYS = 1_000
+SEQUENCED_FLOOR = 0.1
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_sequenced_policy_costs_one_request_per_message(
+    provision_policy: Callable[..., Any], figures: list[Figure], workers: int
+) -> None:
+    provisioned: ProvisionedPolicy = provision_policy(
+        kind=SubscriptionType.KEY_SHARED, ordered=True, sequenced=True
+    )
+    without = replace(provisioned.policy, sequenced=False)
+    ordered, sequenced = [], []
+    for _ in range(SEQUENCED_PAIRS):
+        ordered.append(sequenced_rate(provisioned, without, workers))
+        sequenced.append(sequenced_rate(provisioned, provisioned.policy, workers))
+    # The ratio of each pair, because the load of the machine changes between pairs.
+    ratio = statistics.median(mine / its for mine, its in zip(sequenced, ordered, strict=True))
+    name = f"success path, sequenced, workers: {workers}"
+    figures += [
+        Figure(name, "ordered", statistics.median(ordered), "messages/s"),
+        Figure(name, "ordered and sequenced", statistics.median(sequenced), "messages/s"),
+        Figure(name, "ratio", ratio, "of ordered", at_least=SEQUENCED_FLOOR),
+    ]
+
+
+def sequenced_rate(provisioned: ProvisionedPolicy, policy: Policy, workers: int) -> float:
+    """Produce messages, and return the number handled per second."""
+    client = provisioned.client(SUPERUSER)
+    producer = client.create_producer(
+        str(policy.topic), batching_enabled=False, block_if_queue_full=True
+    )
+    for number in range(SEQUENCED_MESSAGES):
+        producer.send_async(b"x" * 512, lambda *_: None, partition_key=f"{number % KEYS}")
+    producer.flush()
+    producer.close()
+    moments: list[float] = []
+
+    def handle(_message: pulsar.Message) -> None:
+        moments.append(time.perf_counter())
+        if len(moments) == SEQUENCED_MESSAGES:
+            consumer.stop()
+
+    with RetryConsumer(client, policy) as consumer:
+        consumer.run(handle, workers=workers)
+    return (SEQUENCED_MESSAGES - 1) / (
+        moments[-1] - moments[0]
+    )  # the first call waits for connections

@@ -1,6 +1,6 @@
-"""Ten thousand policies at one broker: provisioning, idle cost, and a restart.
+"""Ten thousand policies: provisioning and a restart at one broker, idle cost at one and at many.
 
-The broker is a stand-in: a real one takes more than an hour for their topics on a small machine.
+The brokers are stand-ins: a real one takes more than an hour for their topics on a small machine.
 `bench_provisioning` and `bench_standing` have a thousand at a real one.
 """
 
@@ -23,6 +23,47 @@ from tests.benchmarks.provision.in_process import (
     settled,
 )
 from tests.support.fake_kubernetes import FakeKubernetes
+
+BROKERS = 100
+SHARE_OF_A_CORE = 25.0
+
+
+def test_idle_operator_takes_at_most_a_quarter_of_a_core(
+    figures: list[Figure],
+) -> None:
+    figures += alone(measured_idle)
+
+
+async def measured_idle() -> list[Figure]:
+    """Measure few policies, then many."""
+    figures: list[Figure] = []
+    few, many = await idle(FEW, figures), await idle(MANY, figures)
+    among = f"a policy among {MANY:,} beside one among {FEW:,}"
+    growth = (many / MANY) / (few / FEW)
+    name = f"policies over {BROKERS} brokers, nothing happens"
+    return [*figures, Figure(name, among, growth, "times", at_most=TOLERANCE)]
+
+
+async def idle(policies: int, figures: list[Figure]) -> float:
+    """Return the share of a core for this number of policies."""
+    name = f"{policies:,} policies over {BROKERS} brokers, nothing happens"
+    async with (
+        brokers(BROKERS, policies // BROKERS) as urls,
+        operator(cluster(urls, range(policies))) as ctx,
+    ):
+        figures.append(Figure(name, "until all Ready", await settled(ctx), "s"))
+        await asyncio.sleep(FACTS_SECONDS)  # new policies are polled first
+        made, used, began = calls(), time.process_time(), time.monotonic()
+        await asyncio.sleep(2 * FACTS_SECONDS)
+        seconds = time.monotonic() - began
+        share = 100 * (time.process_time() - used) / seconds
+        figures += [
+            Figure(name, "the operator", share, "% of a core", at_most=SHARE_OF_A_CORE),
+            Figure(name, "calls of an hour", 3_600 * (calls() - made) / seconds, "calls"),
+            Figure(name, "memory at the most", peak(), "MB", at_most=MEGABYTES),
+        ]
+    return share
+
 
 FEW, MANY, CONNECTIONS = 1_000, 10_000, 20
 MEGABYTES = 512

@@ -12,9 +12,13 @@ from functools import partial
 
 from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.provision.brokers import namespace
-from tests.benchmarks.provision.in_process import alone, settled
-from tests.benchmarks.provision.virtual import VirtualHttp, idle_operator
+from tests.benchmarks.provision.in_process import (
+    VirtualHttp,
+    alone,
+    idle_operator,
+    namespace,
+    settled,
+)
 from tests.support.fake_admin import Topic
 
 SAMPLE = 100

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.provision import bare
-from tests.benchmarks.provision.crowd import crowd
+from tests.benchmarks.provision.crowd import crowd, provision_calls, run_script, source_calls
 from tests.benchmarks.provision.operator import Operator
 from tests.integration.provision.conftest import MakeShop
 
@@ -63,5 +62,5 @@ async def script_alone(make_shop: MakeShop, count: int) -> float:
     shop = make_shop()
     url, token = shop.broker.admin_url, shop.broker.token(shop.role)
     sources = [f"{shop.tenant}/prod/orders-{number}" for number in range(count)]
-    await bare.run(bare.sources(sources), url, token)
-    return await bare.run(bare.provisions(sources, "fulfilment"), url, token)
+    await run_script(source_calls(sources), url, token)
+    return await run_script(provision_calls(sources, "fulfilment"), url, token)

@@ -9,9 +9,8 @@ import time
 
 from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.provision.counting import Call, Proxy, counting
 from tests.benchmarks.provision.crowd import Crowd, crowd
-from tests.benchmarks.provision.operator import Operator
+from tests.benchmarks.provision.operator import Call, Operator, Proxy, counting
 from tests.integration.provision.conftest import MakeShop
 
 POLICIES = 1_000

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.provision import bare
 from tests.benchmarks.provision.bench_hostile import delays
 from tests.benchmarks.provision.bench_standing import is_of_namespace, writes
-from tests.benchmarks.provision.counting import counting
-from tests.benchmarks.provision.crowd import crowd
+from tests.benchmarks.provision.crowd import crowd, provision_calls, run_script, source_calls
 from tests.benchmarks.provision.in_process import brokers, calls, cluster, settled
 from tests.benchmarks.provision.in_process import operator as operator_here
-from tests.benchmarks.provision.operator import Operator
+from tests.benchmarks.provision.operator import Operator, counting
 from tests.integration.provision.conftest import MakeShop, Shop
 
 NAMES = ["orders-0", "orders-1", "orders-2"]
@@ -34,9 +32,9 @@ async def test_the_bare_script_makes_what_the_operator_makes(
 
     url, token = other.broker.admin_url, other.broker.token(other.role)
     topics = [f"{other.tenant}/prod/{name}" for name in NAMES]
-    await bare.run(bare.sources(topics), url, token)
-    phases = bare.provisions(topics, "fulfilment")
-    await bare.run(phases, url, token)
+    await run_script(source_calls(topics), url, token)
+    phases = provision_calls(topics, "fulfilment")
+    await run_script(phases, url, token)
     assert state_of(other) == state_of(shop)
     calls = sum(map(len, phases))
     assert (

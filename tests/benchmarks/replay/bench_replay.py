@@ -43,7 +43,7 @@ from redrive.replay.job.plan import Engine, Scanned
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from tests.benchmarks.figures import Figure
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]

@@ -30,8 +30,8 @@ from redrive.testing.consumers import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
+from tests.support.consumers import SynchronousAdapter
 from tests.support.provisioned_policy import provision_policy
-from tests.support.synchronous_adapter import SynchronousAdapter
 from tests.support.waiting import wait_until
 
 __all__ = ["provision_policy"]

@@ -25,7 +25,7 @@ from sandbox.pulsar import SUPERUSER
 from tests.contract.delivery.conftest import BOTH, assert_nothing_left
 from tests.support.hostile_metadata import metadata, single
 from tests.support.raw_entries import RawEntry, in_batch, numbers, store
-from tests.support.subscriptions import drain
+from tests.support.topics import drain
 from tests.support.waiting import wait_until
 
 MakeWorld = Callable[..., Any]

@@ -12,7 +12,7 @@ from redrive import Event
 from redrive.delivery.middleware import scheduling, sequencing
 from redrive.policy.model import SubscriptionType
 from tests.contract.delivery.conftest import assert_nothing_left
-from tests.support.messages import handle_until_quiet
+from tests.support.consumers import handle_until_quiet
 
 MakeWorld = Callable[..., Any]
 SOON = timedelta(seconds=180)

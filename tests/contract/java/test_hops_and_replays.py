@@ -24,10 +24,10 @@ from redrive.replay.job.plan import DesiredState, Pause, Scanned
 from redrive.replay.spec import ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_java import dead_letter_in_java
+from tests.support.engines import Local
 from tests.support.java import JavaClient
-from tests.support.local_engine import Local
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.schemas import enforce
+from tests.support.topics import enforce_schemas
 
 pytestmark = pytest.mark.xdist_group("java")
 
@@ -104,7 +104,7 @@ def test_java_reads_messages_sent_on_by_python(
 ) -> None:
     provisioned = provision_policy(max_retries=3)
     if enforced:
-        enforce(provisioned.broker, provisioned.policy.topic)
+        enforce_schemas(provisioned.broker, provisioned.policy.topic)
     producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     schema, value = typed(producing, kind)
     producing.send(str(provisioned.policy.topic), schema, value)
@@ -126,7 +126,7 @@ def test_later_reader_decodes_retry_by_its_written_version(
     provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
     provisioned = provision_policy(max_retries=1, partitions=2)
-    enforce(provisioned.broker, provisioned.policy.topic)
+    enforce_schemas(provisioned.broker, provisioned.policy.topic)
     producing, consuming = java_client(provisioned, SUPERUSER), java_client(provisioned)
     old, value = typed(producing, "AVRO")
     producing.send(str(provisioned.policy.topic), old, value)
@@ -245,7 +245,7 @@ def test_schema_enforcing_namespace_keeps_primitive_schemas(
     provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
     provisioned = provision_policy()
-    enforce(provisioned.broker, provisioned.policy.topic)
+    enforce_schemas(provisioned.broker, provisioned.policy.topic)
     client = java_client(provisioned, SUPERUSER)
     for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
         give_schema(provisioned, topic, "INT32", ())

@@ -19,7 +19,7 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.subscriptions import stats
+from tests.support.topics import stats
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("java")

@@ -16,7 +16,7 @@ from release.api_reference import manifests
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.crd_fields import ITEM, SpecField, SpecFields
-from tests.support.invalid_manifests import REFUSED, VALID, manifest
+from tests.support.manifests import REFUSED, VALID, manifest
 from tests.support.namespaces import new_namespace
 
 pytestmark = pytest.mark.xdist_group("control plane")

@@ -28,7 +28,7 @@ from redrive.replay.spec import ReplayJob
 from sandbox import spark
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
-from tests.support.invalid_manifests import manifest
+from tests.support.manifests import manifest
 from tests.support.reasons import raises
 
 pytestmark = pytest.mark.xdist_group("control plane")

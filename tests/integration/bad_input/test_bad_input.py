@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox.errors import SandboxError
-from tests.support.invalid_manifests import bad_input, manifest
+from tests.support.manifests import bad_input, manifest
 
 Shop = Any  # of the conftest of provisioning
 Case = dict[str, Any]

@@ -20,7 +20,7 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.objects import Objects
 from tests.integration.api.test_manifests import application_manifest as manifest_of
-from tests.support.invalid_manifests import manifest
+from tests.support.manifests import manifest
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("control plane")

@@ -23,7 +23,7 @@ from redrive.kube.resources import (
     Resource,
 )
 from sandbox.kubernetes import Cluster
-from tests.support.invalid_manifests import manifest
+from tests.support.manifests import manifest
 from tests.support.waiting import wait_until
 
 AT = "2026-11-27T01:00:00Z"

@@ -20,8 +20,8 @@ import pytest
 
 from redrive import FailureRules, PolicyFile, RetryConsumer
 from sandbox import pulsar as brokers
+from tests.support.commands import Terminal
 from tests.support.replay_shop import SECONDS, Shop, shop
-from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
 __all__ = ["shop"]

@@ -12,10 +12,9 @@ from redrive.cli.cluster import Cluster
 from redrive.cli.frame import ClusterFlags
 from redrive.kube.resources import REPLAYS
 from sandbox.pulsar import SUPERUSER
-from tests.support.cli_documents import SCHEMAS, check
+from tests.support.commands import SCHEMAS, Terminal, check
 from tests.support.replay_shop import SECONDS, Shop, shop
-from tests.support.subscriptions import drain
-from tests.support.terminal import Terminal
+from tests.support.topics import drain
 
 __all__ = ["shop"]
 

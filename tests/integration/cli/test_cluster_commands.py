@@ -32,8 +32,8 @@ from redrive.cli.main import main
 from redrive.kube.resources import CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS
 from sandbox import SOURCE_ROOT, builds
 from tests.integration.cli.conftest import AT, Shop, condition, put
-from tests.support.cli_documents import SCHEMAS, check
-from tests.support.invalid_manifests import manifest
+from tests.support.commands import SCHEMAS, check
+from tests.support.manifests import manifest
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("control plane")

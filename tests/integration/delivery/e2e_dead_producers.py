@@ -9,7 +9,7 @@ import pytest
 from redrive.delivery import fetcher
 from tests.integration.delivery.test_large import Applications, receive_all
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.raw_producer import raw_producer
+from tests.support.raw_entries import raw_producer
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]

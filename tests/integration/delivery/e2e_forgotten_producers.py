@@ -15,10 +15,9 @@ from redrive import RetryConsumer
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
-from tests.support.own_broker import own_broker
-from tests.support.provisioned_policy import path
+from tests.support.brokers import SEND_RECEIPT, own_broker, proxy_of
+from tests.support.topics import path
 from tests.support.waiting import wait_until
-from tests.support.withholding_proxy import SEND_RECEIPT, proxy_of
 
 SETTINGS = {
     "brokerDeduplicationEnabled": "true",

@@ -25,10 +25,9 @@ from redrive import (
     SimpleConsumer,
 )
 from redrive.messages import NotSentError
-from tests.support.awake_time import awake_time
-from tests.support.user_programs import StartProgram, interrupted, start_program
-from tests.support.waiting import wait_until
-from tests.support.withholding_proxy import SEND, WithholdingProxy, proxy_of
+from tests.support.brokers import SEND, WithholdingProxy, proxy_of
+from tests.support.consumers import StartProgram, interrupted, start_program
+from tests.support.waiting import awake_time, wait_until
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]

@@ -14,9 +14,8 @@ from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event
 from redrive.delivery.connection import SubscribeError
 from redrive.delivery.fetcher import ConsumerStoppedError, SubscriptionLostError
 from redrive.policy.naming import TopicName
-from tests.support.provisioned_policy import path
-from tests.support.subscriptions import tell
-from tests.support.synchronous_adapter import SynchronousAdapter
+from tests.support.consumers import SynchronousAdapter
+from tests.support.topics import path, tell
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

@@ -25,11 +25,11 @@ from redrive.policy.model import SubscriptionType
 from redrive.reading.positions import encode_nested
 from sandbox.process import free_port
 from sandbox.pulsar import Broker
+from tests.support.brokers import WithholdingProxy, proxy_of
 from tests.support.documented import PROBES, block
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_entries import RawEntry, numbers, store
 from tests.support.waiting import wait_until
-from tests.support.withholding_proxy import WithholdingProxy, proxy_of
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 SOON = timedelta(seconds=60)

@@ -14,8 +14,9 @@ import pytest
 from redrive import RetryConsumer
 from redrive.delivery import in_flight
 from redrive.policy.model import SubscriptionType
-from tests.support.messages import handle_until_quiet, receive_until_quiet
-from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.consumers import handle_until_quiet, receive_until_quiet
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.topics import path
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

@@ -17,10 +17,10 @@ from redrive.delivery.connection import SubscribeError
 from redrive.delivery.fetcher import SubscriptionLostError
 from redrive.messages import id_text
 from sandbox.pulsar import SUPERUSER
-from tests.support.awake_time import awake_time
-from tests.support.provisioned_policy import ProvisionedPolicy, path
-from tests.support.user_programs import StartProgram, interrupted, start_program
-from tests.support.waiting import wait_until
+from tests.support.consumers import StartProgram, interrupted, start_program
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.topics import path
+from tests.support.waiting import awake_time, wait_until
 
 __all__ = ["start_program"]
 

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from redrive import Event, RetryConsumer
 from redrive.messages import id_text
 from redrive.opentelemetry import Tracing
-from tests.support.provisioned_policy import path
+from tests.support.topics import path
 
 ProvisionPolicy = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.consumers import StartProgram, start_program
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.user_programs import StartProgram, start_program
 from tests.support.waiting import wait_until
 
 __all__ = ["start_program"]

@@ -15,9 +15,9 @@ import pytest
 
 import redrive
 from redrive import BroadcastConsumer, RetryProducer
+from tests.support.consumers import StartProgram, start_program
 from tests.support.documented import CONSUME, FORKS, PROBES, PRODUCE, block
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.user_programs import StartProgram, start_program
 
 __all__ = ["start_program"]
 

@@ -20,8 +20,8 @@ from redrive.delivery.reporting import Event, Name
 from redrive.policy.model import SubscriptionType
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.raw_producer import RawProducer, raw_producer
-from tests.support.subscriptions import tell
+from tests.support.raw_entries import RawProducer, raw_producer
+from tests.support.topics import tell
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]

@@ -21,9 +21,9 @@ from redrive.policy.envelope import CAUSE_TYPE, NOT_COPIED, SOURCE_MESSAGE_ID
 from redrive.policy.model import SubscriptionType
 from redrive.replay import harmful
 from sandbox.pulsar import SUPERUSER
+from tests.support.consumers import StartProgram, start_program
 from tests.support.raw_entries import HARMFUL, RawEntry, store
-from tests.support.subscriptions import tell
-from tests.support.user_programs import StartProgram, start_program
+from tests.support.topics import tell
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]

@@ -30,7 +30,7 @@ from redrive.policy.verdict import DeadReason
 from redrive.reading.positions import encode_nested
 from tests.support.documented import original
 from tests.support.provisioned_policy import ProvisionedPolicy
-from tests.support.raw_producer import SCHEMA_VERSION, RawProducer, raw_producer
+from tests.support.raw_entries import SCHEMA_VERSION, RawProducer, raw_producer
 
 SOON = timedelta(seconds=180)
 SECRET = b"4929 1234 5678 9012"

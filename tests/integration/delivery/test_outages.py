@@ -16,7 +16,8 @@ import pytest
 from redrive import Event, RetryConsumer
 from redrive.delivery.reporting import Name
 from redrive.policy.model import OUTAGE, OutageLimits
-from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.topics import path
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

@@ -24,12 +24,10 @@ from redrive.delivery import sender
 from redrive.delivery.retry_producer import ProducerClosedError
 from redrive.messages import NotSentError, TooBigError
 from sandbox.pulsar import SUPERUSER
-from tests.support.awake_time import awake_time
-from tests.support.deduplication import deduplicate
-from tests.support.provisioned_policy import ProvisionedPolicy, path
-from tests.support.subscriptions import drain
-from tests.support.waiting import wait_until
-from tests.support.withholding_proxy import SEND, SEND_RECEIPT, WithholdingProxy, proxy_of
+from tests.support.brokers import SEND, SEND_RECEIPT, WithholdingProxy, proxy_of
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.topics import deduplicate, drain, path
+from tests.support.waiting import awake_time, wait_until
 
 ProvisionPolicy = Callable[..., Any]
 

@@ -25,9 +25,9 @@ from redrive.messages import id_text
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme
 from sandbox.pulsar import SUPERUSER
-from tests.support.awake_time import awake_time
-from tests.support.messages import receive_until_quiet
+from tests.support.consumers import receive_until_quiet
 from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.waiting import awake_time
 
 ProvisionPolicy = Callable[..., Any]
 TICK = timedelta(seconds=1)  # a broker may be early by this much

@@ -19,8 +19,7 @@ from redrive import Event, FailureRules, RetryConsumer
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.policy.model import SubscriptionType
 from sandbox.pulsar import SUPERUSER
-from tests.support.messages import handle_until_quiet
-from tests.support.user_programs import StartProgram, interrupted, start_program
+from tests.support.consumers import StartProgram, handle_until_quiet, interrupted, start_program
 from tests.support.waiting import wait_until
 
 __all__ = ["start_program"]

@@ -18,11 +18,10 @@ from redrive.messages import NotSentError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.sequences import Entry, record_name
 from redrive.reading.positions import encode_nested
-from tests.support import compaction
-from tests.support.messages import handle_until_quiet
+from tests.support.consumers import StartProgram, handle_until_quiet, start_program
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_entries import HARMFUL, RawEntry, store
-from tests.support.user_programs import StartProgram, start_program
+from tests.support.topics import compact_topic
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
@@ -133,7 +132,7 @@ consumer.acknowledge(first)
 
 def compact(provisioned: ProvisionedPolicy) -> int:
     """Compact the records, and return the number that remains."""
-    return compaction.compact(provisioned.broker, provisioned.policy.sequences_topic)
+    return compact_topic(provisioned.broker, provisioned.policy.sequences_topic)
 
 
 def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:

@@ -18,8 +18,8 @@ from redrive.delivery import forwarder, processor
 from redrive.messages import id_text
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
-from tests.support.deduplication import sent_as
-from tests.support.provisioned_policy import ProvisionedPolicy, path
+from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.topics import path, sent_as
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]

@@ -17,7 +17,7 @@ from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
-from tests.support.http_proxy import LOGIN, HttpProxy, http_proxy
+from tests.support.http_servers import LOGIN, HttpProxy, http_proxy
 
 
 async def test_versions_are_listed_of_built_in_and_of_custom_kinds(

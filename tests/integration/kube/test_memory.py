@@ -16,7 +16,7 @@ from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from sandbox import spark
 from sandbox.kubernetes import Cluster
-from tests.support.program_parts import PEAK
+from tests.support.engines import PEAK
 
 pytestmark = pytest.mark.xdist_group("control plane")
 

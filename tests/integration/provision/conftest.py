@@ -19,7 +19,7 @@ from redrive.provision.desired import BUCKETS_SINCE
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
-from tests.support.connections import changed
+from tests.support.manifests import changed
 from tests.support.waiting import pauses
 
 SECONDS = 180

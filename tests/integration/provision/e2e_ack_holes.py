@@ -13,7 +13,7 @@ import pytest
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.integration.provision.conftest import Shop
-from tests.support.own_broker import own_broker
+from tests.support.brokers import own_broker
 from tests.support.waiting import wait_until
 
 LEDGER, LIMIT, MESSAGES = 10, 20, 60

@@ -35,7 +35,7 @@ from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import rest_path
-from tests.support.raw_producer import raw_producer
+from tests.support.raw_entries import raw_producer
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 

@@ -12,8 +12,7 @@ from sandbox import installation
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 from tests.integration.provision.test_operator import DRIVERS, NEEDED, allowed
-from tests.support.namespaced_operator import namespaced_operator
-from tests.support.operator_replicas import NAMES, StartReplica, start_replica
+from tests.support.installed_operator import NAMES, StartReplica, namespaced_operator, start_replica
 
 __all__ = ["start_replica"]
 

@@ -12,7 +12,7 @@ from redrive.policy.model import Policy
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import Shop, rest_path
-from tests.support.operator_metrics import metric
+from tests.support.installed_operator import metric
 from tests.support.waiting import wait_until
 
 READ_SECONDS = 0.5

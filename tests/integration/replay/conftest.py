@@ -45,13 +45,14 @@ from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
 from tests.conftest import stack_of_group
-from tests.support.deduplication import (
+from tests.support.namespaces import PolicyNamespace, grant_all
+from tests.support.topics import (
     await_deduplication,
     deduplicate,
+    drain,
     enable_deduplication,
+    stats,
 )
-from tests.support.namespaces import PolicyNamespace, grant_all
-from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
 ROLE = "replayer"

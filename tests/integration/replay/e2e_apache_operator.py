@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox import installation
-from tests.support.namespaced_operator import namespaced_operator
+from tests.support.installed_operator import namespaced_operator
 from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
 
 __all__ = ["shop"]

@@ -24,8 +24,8 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import ReplayGoneError
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, Scanned
 from redrive.replay.spec import ReplayJob
+from tests.support.engines import Local
 from tests.support.held_sends import Hold, held_at
-from tests.support.local_engine import Local
 from tests.support.local_runs import (
     EverySecond,
     Notes,

@@ -27,8 +27,7 @@ from redrive.replay.job.progress import Progress
 from redrive.replay.records import RefusedEntry
 from redrive.replay.spec import Choice, PodSize, ReplayJob
 from sandbox.kubernetes import Cluster
-from tests.support.harmed_children import HarmedChildren
-from tests.support.local_engine import Local
+from tests.support.engines import SILENT, HarmedChildren, Local
 from tests.support.local_runs import (
     Notes,
     driver_process,
@@ -38,7 +37,6 @@ from tests.support.local_runs import (
     selecting,
     wait_until_moved,
 )
-from tests.support.program_parts import SILENT
 from tests.support.raw_entries import HARMFUL, RawEntry, store
 from tests.support.raw_entries import numbers as fields
 from tests.support.waiting import wait_until
@@ -54,7 +52,7 @@ import sys
 from contextlib import nullcontext
 from redrive.replay import spark
 from redrive.replay.__main__ import main
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 
 spark.spark_session = nullcontext
 spark.Spark = lambda *_: Local()

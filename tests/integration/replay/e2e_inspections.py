@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,36 @@ from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.sealing import Recipient
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_MESSAGE, CAUSE_TYPE, REPLAYS
 from redrive.policy.naming import TopicName
-from sandbox import installation
+from sandbox import installation, process, toolchain, versions
 from tests.support.reasons import raises
 from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
-from tests.support.s3_server import s3_server
-from tests.support.subscriptions import tell
+from tests.support.topics import tell
 from tests.support.waiting import wait_until
 
 __all__ = ["shop"]
 
 FINGERPRINT = "9f31c2aa00112233"
 KEYS = {"access-key-id": "archivist", "secret-access-key": "of-the-archive"}
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Start a server with the API of S3, as a process on a free port; yield its URL."""
+    program = toolchain.python_environment(versions.MOTO_LOCK) / "bin" / "moto_server"
+    port = process.free_port()
+    command = [str(program), "--host=127.0.0.1", f"--port={port}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+
+        def serves() -> bool:
+            assert server.poll() is None
+            with socket.socket() as client:
+                return client.connect_ex(("127.0.0.1", port)) == 0
+
+        try:
+            wait_until(serves)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
 
 
 class Planted:

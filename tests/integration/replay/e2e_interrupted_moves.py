@@ -26,7 +26,8 @@ from redrive.replay.ledger import FencedError
 from redrive.replay.transport import OpenProducer, ProtocolTransport, SchemaAt, StalledError
 from tests.chaos.proxy import Proxy, answering
 from tests.integration.replay.test_forgery import producer_of
-from tests.support.local_engine import Local
+from tests.support.brokers import PRODUCER_SUCCESS, SUCCESS, proxy_of
+from tests.support.engines import Local
 from tests.support.local_runs import (
     Notes,
     job_of,
@@ -37,9 +38,8 @@ from tests.support.local_runs import (
     selecting,
     wait_until_moved,
 )
-from tests.support.subscriptions import tell
+from tests.support.topics import tell
 from tests.support.waiting import wait_until
-from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
 pytestmark = pytest.mark.usefixtures("replay_token")
 

@@ -27,7 +27,7 @@ from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
 from redrive.replay.task import RangeTask
 from sandbox.pulsar import SUPERUSER
-from tests.support.local_engine import Local
+from tests.support.engines import PEAK, SILENT, Local
 from tests.support.local_runs import (
     Notes,
     job_of,
@@ -37,7 +37,6 @@ from tests.support.local_runs import (
     selecting,
     wait_until_moved,
 )
-from tests.support.program_parts import PEAK, SILENT
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -306,7 +305,7 @@ before all are read, and 230 if it asked the broker for more than 16 MiB ahead."
 
 RUN = f"""{SILENT}{PEAK}
 import sys
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 

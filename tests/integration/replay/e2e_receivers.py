@@ -21,10 +21,10 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause
 from redrive.replay.mover import RangeMover
 from redrive.replay.spec import ReplayJob
+from tests.support.engines import Local
 from tests.support.held_sends import held_at
-from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, numbers, wait_until_moved
-from tests.support.subscriptions import drain
+from tests.support.topics import drain
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

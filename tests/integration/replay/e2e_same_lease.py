@@ -29,9 +29,9 @@ from redrive.replay.outcome import RangeResult, StoredMessages
 from redrive.replay.sending import Sender, Window
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
-from tests.support.faulty_broker import Killed
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import job_of
+from tests.support.memory_brokers import Killed
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

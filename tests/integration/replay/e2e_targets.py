@@ -27,8 +27,9 @@ from redrive.replay.ledger import FencedError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
 from tests.integration.replay.test_topics import FIRST, bury
+from tests.support.brokers import proxy_of
+from tests.support.engines import Local
 from tests.support.held_sends import held_at
-from tests.support.local_engine import Local
 from tests.support.local_runs import (
     DiesAtLast,
     Notes,
@@ -39,7 +40,6 @@ from tests.support.local_runs import (
     wait_until_moved,
 )
 from tests.support.reasons import raises
-from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")

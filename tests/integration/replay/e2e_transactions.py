@@ -13,9 +13,9 @@ from redrive.policy.naming import TopicName
 from redrive.reading.positions import encode_number
 from redrive.replay.job import run as runs
 from sandbox.pulsar import Broker
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
-from tests.support.raw_producer import raw_producer
+from tests.support.raw_entries import raw_producer
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.xdist_group("spark")]

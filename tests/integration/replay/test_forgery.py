@@ -23,7 +23,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import PERMIT, RangeRecord, range_key
 from redrive.replay.task import RangeTask
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import Notes, job_of, kill_at, numbers, replay
 from tests.support.raw_entries import HARMFUL, store
 

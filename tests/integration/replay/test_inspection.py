@@ -28,11 +28,11 @@ from redrive.replay.job import run as runs
 from redrive.replay.spec import Choice
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.documented import READ, commands
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import Notes, job_of, numbers
 from tests.support.raw_entries import HARMFUL, RawEntry, chunk, store
 from tests.support.reasons import raises
-from tests.support.subscriptions import stats
+from tests.support.topics import stats
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

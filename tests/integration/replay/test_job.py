@@ -32,7 +32,7 @@ from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support.documented import REPLAYS_PAGE, block
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import wait_until_moved
 from tests.support.reasons import raises
 from tests.support.waiting import wait_until

@@ -28,8 +28,8 @@ from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RefusedEntry
 from redrive.replay.task import RangeTask
 from sandbox.errors import SandboxError
+from tests.support.engines import Local
 from tests.support.held_sends import held_at
-from tests.support.local_engine import Local
 from tests.support.local_runs import (
     EverySecond,
     Notes,

@@ -25,9 +25,9 @@ from redrive.replay.outcome import RangeResult
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice
 from redrive.replay.task import RangeTask
-from tests.support.local_engine import Local
+from tests.support.consumers import handle_until_quiet
+from tests.support.engines import Local
 from tests.support.local_runs import Notes, job_of, numbers, replay, selecting
-from tests.support.messages import handle_until_quiet
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]

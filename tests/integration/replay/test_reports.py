@@ -29,7 +29,7 @@ from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import Ledger
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import Notes, job_of, replay
 
 pytestmark = pytest.mark.usefixtures("replay_token")

@@ -21,7 +21,7 @@ from redrive.replay.outcome import Key, RangeResult
 from redrive.replay.sending import Sender
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import (
     Notes,
     job_of,

@@ -32,11 +32,10 @@ from redrive.replay.spec import Choice
 from sandbox import builds
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER
-from tests.support import compaction
 from tests.support.documented import AUDIT, ROOT, commands
-from tests.support.local_engine import Local
+from tests.support.engines import Local
 from tests.support.local_runs import DiesAtLast, Notes, job_of, replay, wait_until_moved
-from tests.support.schemas import enforce
+from tests.support.topics import compact_topic, enforce_schemas
 
 pytestmark = pytest.mark.usefixtures("replay_token", "pulsar_namespace")
 
@@ -197,7 +196,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
     order = random.Random(partitions)  # noqa: S311 - no secret
     bury(provisioned, *order.choices([FIRST, SECOND] + [None] * (not enforced), k=60))
     if enforced:
-        enforce(provisioned.broker, provisioned.policy.topic)
+        enforce_schemas(provisioned.broker, provisioned.policy.topic)
     dead = written(provisioned, provisioned.policy.dead_letter_topic, provisioned.unacknowledged())
     # The retry topic counts versions of its own.
     provisioned.client.create_producer(str(provisioned.policy.retry_topic), schema=SECOND).close()
@@ -216,7 +215,7 @@ def test_message_sent_before_a_crash_is_found_by_any_schema(
     provisioned = provision_policy()
     bury(provisioned, *[FIRST, SECOND if enforced else None, SECOND] * 20)
     if enforced:
-        enforce(provisioned.broker, provisioned.policy.topic)
+        enforce_schemas(provisioned.broker, provisioned.policy.topic)
     job = job_of(provisioned)
 
     with monkeypatch.context() as patch:
@@ -270,11 +269,11 @@ def test_compaction_leaves_nothing_of_a_removed_record(
         for uid in ("one", "two"):
             ledger.write(header_key(uid), Header("shop/again", 0).to_json())
         ledger.write(header_key("two"), None)
-    assert compaction.compact(provisioned.broker, topic) == 2
+    assert compact_topic(provisioned.broker, topic) == 2
     with Ledger.open(url, topic, "second") as ledger:
         assert ledger.records.headers.keys() == {"one"}
         ledger.write(header_key("one"), None)
-    assert compaction.compact(provisioned.broker, topic) == 1
+    assert compact_topic(provisioned.broker, topic) == 1
     # It ends, though the last record is gone.
     assert read(provisioned.client, topic, mounted_key()).owner == "second"
     with Ledger.open(url, topic, "third") as ledger:

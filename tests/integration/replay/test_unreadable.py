@@ -24,11 +24,18 @@ from redrive.replay.job import run as runs
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.documented import original
+from tests.support.engines import Local
 from tests.support.hostile_metadata import metadata, single, written
-from tests.support.local_engine import Local
 from tests.support.local_runs import Notes, job_of, replay, selecting
-from tests.support.raw_entries import HARMFUL, RawEntry, chunk, in_batch, numbers, store
-from tests.support.raw_producer import raw_producer
+from tests.support.raw_entries import (
+    HARMFUL,
+    RawEntry,
+    chunk,
+    in_batch,
+    numbers,
+    raw_producer,
+    store,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("replay_token")

@@ -28,7 +28,7 @@ from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.provision.desired import DELAYS, delay_limit, earliness, inherited_policies
 from redrive.reading.ranges import Partition, all_pieces
-from tests.support.http_server import serving
+from tests.support.http_servers import serving
 
 TOPIC = TopicName("t", "n", "a")
 HOSTILE = (

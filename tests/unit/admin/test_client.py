@@ -27,7 +27,7 @@ from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
 from tests.support.fake_admin import Topic as FakeTopic
-from tests.support.http_server import Answer, serving
+from tests.support.http_servers import Answer, serving
 from tests.support.reasons import raises
 
 TOPIC = TopicName("t", "n", "a")

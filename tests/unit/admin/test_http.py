@@ -43,7 +43,7 @@ from redrive.admin.shares import (
 )
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
-from tests.support.http_server import Answer, serving
+from tests.support.http_servers import Answer, serving
 from tests.support.reasons import raises
 
 TOPIC = TopicName("t", "n", "a")

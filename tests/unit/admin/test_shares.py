@@ -21,7 +21,7 @@ from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.http import Http
 from redrive.admin.shares import BURST_SECONDS, SHARE, FairTls, Shares
 from redrive.policy.naming import TopicName
-from tests.support.http_server import serving
+from tests.support.http_servers import serving
 
 AUTHORITY = trustme.CA()
 

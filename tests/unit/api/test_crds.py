@@ -16,7 +16,7 @@ from redrive.api.crds import KINDS, structural
 from redrive.api.model import ApiModel, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError
-from tests.support.invalid_manifests import REFUSED, VALID, bad_input
+from tests.support.manifests import REFUSED, VALID, bad_input
 
 COMMITTED = Path(__file__).parents[3] / "crds"
 

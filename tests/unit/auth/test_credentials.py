@@ -23,7 +23,7 @@ from redrive.auth.files import JobCredentials, job_credentials
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.auth.oauth2 import Client, issue
 from redrive.reasons import Reason
-from tests.support.http_server import serving
+from tests.support.http_servers import serving
 from tests.support.reasons import raises
 
 Write = Callable[..., JobCredentials]

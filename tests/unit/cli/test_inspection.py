@@ -38,7 +38,7 @@ from redrive.policy.envelope import (
 from redrive.reading.positions import EntryId
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import Choice
-from tests.support.cli_documents import SCHEMAS, check
+from tests.support.commands import SCHEMAS, check
 from tests.support.dead_letter_rows import dead_letter, of_the_page
 from tests.support.documented import READ, shows, steps
 

@@ -30,7 +30,7 @@ from redrive.kube import leader_election, resources
 from redrive.kube.observability import STALL_SECONDS, Liveness
 from redrive.kube.resources import Resource
 from tests.support.forked_operator import OperatorProcess
-from tests.support.http_proxy import http_proxy
+from tests.support.http_servers import http_proxy
 from tests.support.reasons import raises
 from tests.unit.kube.test_client import write_kubeconfig
 

@@ -32,8 +32,8 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker
 from redrive.testing.consumers import InMemoryConsumer
-from tests.support.crash_notes import leave_notes
-from tests.support.fake_topics import FakeProducer, FakeTopics, Fate
+from tests.support.consumers import leave_notes
+from tests.support.fake_client import FakeProducer, FakeTopics, Fate
 from tests.support.waiting import wait_until
 
 TOPIC = TopicName("shop", "prod", "orders-fulfilment-RETRY")

@@ -37,7 +37,7 @@ from redrive.testing.consumers import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
-from tests.support.blocking_broker import BlockingBroker
+from tests.support.memory_brokers import BlockingBroker
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")

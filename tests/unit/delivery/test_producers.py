@@ -20,7 +20,7 @@ from redrive import AsyncRetryProducer, RetryProducer
 from redrive.delivery.concurrency import SendWatchdog
 from redrive.delivery.sender import PartitionSender, open_producer
 from redrive.errors import InvalidSpecError
-from tests.support.fake_topics import FakeTopics, Fate
+from tests.support.fake_client import FakeTopics, Fate
 
 CLIENT = cast("pulsar.Client", None)  # no test uses it
 

@@ -33,8 +33,8 @@ from redrive.kube.connections import (
 from redrive.kube.credentials import Material
 from redrive.kube.resources import Key, Resource
 from redrive.reasons import Reason, requeue_of
-from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.manifests import changed
 from tests.support.reasons import raises
 
 REF = ConnectionRef(name="main", namespace=None)

@@ -40,7 +40,7 @@ from redrive.provision.checks import (
 )
 from redrive.reasons import Reason
 from redrive.replay.controller import checks as replay_checks
-from tests.support.invalid_manifests import REFUSED, VALID, bad_input, manifest, read
+from tests.support.manifests import REFUSED, VALID, bad_input, manifest, read
 from tests.support.reasons import raises
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

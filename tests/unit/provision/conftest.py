@@ -18,7 +18,7 @@ from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Priority, Request, is_proven
-from tests.support.connections import changed
+from tests.support.manifests import changed
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

@@ -40,9 +40,9 @@ from redrive.provision.request import (
     digest_of,
 )
 from redrive.reasons import Reason
-from tests.support.connections import changed
 from tests.support.fake_admin import Do
 from tests.support.fake_kubernetes import edit
+from tests.support.manifests import changed
 from tests.support.reasons import raises
 from tests.unit.provision.test_faults import Shop, deleted, shop
 

@@ -36,9 +36,8 @@ from redrive.provision.connection import (
     usage,
 )
 from redrive.reasons import Reason
-from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import FakeBroker, answering
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.fake_kubernetes import Crash, FakeKubernetes, Fault, Faulty
 
 KEY = Key("shop", "main")
 MakeBody = Callable[..., dict[str, Any]]

@@ -34,7 +34,7 @@ from redrive.provision.diff import diff
 from redrive.provision.request import Request
 from tests.support.fake_admin import Do, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
+from tests.support.operator_in_process import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

@@ -34,7 +34,6 @@ from redrive.provision.finalize import LATE_WRITES, finalize
 from redrive.provision.outcome import FINALIZER, publish
 from redrive.provision.reconciler import Converged, converge
 from redrive.reasons import Reason
-from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import (
     Do,
     FakeBroker,
@@ -46,9 +45,9 @@ from tests.support.fake_admin import (
     neither_done_nor_told,
 )
 from tests.support.fake_admin import Fault as BrokerFault
-from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.fake_kubernetes import Crash, FakeKubernetes, Fault, Faulty
+from tests.support.operator_in_process import KEY, NOW, ReconcileHarness, reconcile_harness
 from tests.support.reasons import raises
-from tests.support.reconcile_harness import KEY, NOW, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 

@@ -49,8 +49,8 @@ from redrive.provision.ownership import GRANTED, OWNER_UID, Owner, OwnershipReco
 from redrive.reasons import Reason
 from tests.support.fake_admin import FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.operator_in_process import KEY, ReconcileHarness, reconcile_harness
 from tests.support.reasons import raises
-from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

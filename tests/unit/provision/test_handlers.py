@@ -30,7 +30,7 @@ from redrive.provision import connection as connections
 from redrive.provision import handlers
 from redrive.provision.reconciler import PolicyReconciler
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.reconcile_harness import reconcile_harness
+from tests.support.operator_in_process import reconcile_harness
 from tests.unit.provision.conftest import MakeBody
 
 NOTHING = cast("Any", None)

@@ -38,8 +38,8 @@ from redrive.provision.health import (
     Reader,
 )
 from redrive.provision.poller import RateLimit
-from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.manifests import changed
 
 MakeBody = Callable[..., dict[str, Any]]
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}

@@ -39,7 +39,7 @@ from redrive.provision.reconciler import REQUEST, OrphanedPolicies, PolicyReconc
 from redrive.reasons import Reason
 from tests.support.fake_admin import Do, Topic, answering
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness
+from tests.support.operator_in_process import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness
 from tests.unit.provision.test_faults import Shop, deleted, shop
 
 TOPIC = TopicName("shop", "prod", "orders-fulfilment-RETRY")

@@ -44,8 +44,8 @@ from redrive.provision.request import ContestedError
 from redrive.reasons import Reason, requeue_of
 from tests.support.fake_admin import Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
+from tests.support.operator_in_process import KEY, reconcile_harness
 from tests.support.reasons import raises
-from tests.support.reconcile_harness import KEY, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING: Any = None

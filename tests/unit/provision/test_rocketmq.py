@@ -19,7 +19,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.resources import PAUSE, Key
 from redrive.provision.groups import GroupClaims
 from redrive.provision.request import ContestedError, digest_of
-from tests.support.rocketmq_policy import RocketMQPolicy
+from tests.support.fake_rocketmq import RocketMQPolicy
 
 KEY = Key("shop", "orders")
 RETRY, DEAD, LEDGER = "%RETRY%fulfilment", "%DLQ%fulfilment", "redrive-ledger-fulfilment"

@@ -23,11 +23,10 @@ from redrive.provision import poller
 from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.poller import CALLS_PER_CHECK, StallChecks, is_checked
 from redrive.provision.reconciler import converge
-from tests.support.connections import changed
 from tests.support.fake_admin import FakeBroker, Namespace, Topic, answering, at_call
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.operator_in_process import operator_in_process
-from tests.support.reconcile_harness import KEY, reconcile_harness
+from tests.support.manifests import changed
+from tests.support.operator_in_process import KEY, operator_in_process, reconcile_harness
 from tests.unit.provision.test_reconciler import make_world
 
 MakeBody = Callable[..., dict[str, Any]]

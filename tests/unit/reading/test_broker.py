@@ -21,7 +21,7 @@ from redrive.reading import broker
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reasons import Reason
 from redrive.replay.ledger import FencedError
-from tests.support.http_server import serving
+from tests.support.http_servers import serving
 from tests.support.reasons import raises
 
 TOPIC = TopicName("t", "n", "a")

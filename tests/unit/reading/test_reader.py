@@ -20,7 +20,7 @@ from redrive.reading.ranges import LOOK_BACK, Span
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace
-from tests.support.messages import AS_BASE64, NO_TEXT
+from tests.support.consumers import AS_BASE64, NO_TEXT
 from tests.support.raw_entries import read_alone
 from tests.support.reasons import raises
 

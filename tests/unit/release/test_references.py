@@ -25,7 +25,7 @@ from release.api_reference import (
     render,
 )
 from release.json_schemas import GENERATED
-from tests.support.invalid_manifests import VALID, manifest
+from tests.support.manifests import VALID, manifest
 from tests.unit.test_docs import LINK
 
 

@@ -32,7 +32,7 @@ from redrive.testing.consumers import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
-from tests.support.crash_notes import leave_notes
+from tests.support.consumers import leave_notes
 from tests.support.documented import (
     CONSUME,
     CONSUMER_METRICS,

@@ -27,7 +27,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
-from tests.support.faulty_broker import FaultyBroker, Killed
+from tests.support.memory_brokers import FaultyBroker, Killed
 
 RETRY_POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=2, ladder=Ladder.from_fixed("5s")

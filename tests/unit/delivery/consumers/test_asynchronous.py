@@ -35,8 +35,8 @@ from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.consumers import AsyncInMemoryConsumer, InMemoryConsumer
-from tests.support.blocking_broker import BlockingBroker
 from tests.support.fake_client import FakeClient
+from tests.support.memory_brokers import BlockingBroker
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")

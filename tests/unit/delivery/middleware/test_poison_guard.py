@@ -37,7 +37,7 @@ from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker
 from redrive.testing.connection import InMemoryConnection
 from redrive.testing.consumers import InMemoryConsumer
-from tests.support.crash_notes import leave_notes
+from tests.support.consumers import leave_notes
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 SLICE = 0.25

@@ -39,8 +39,8 @@ from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Retry
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
 from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
-from tests.support.awake_time import awake_time
 from tests.support.fake_client import FakeClient
+from tests.support.waiting import awake_time
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")

@@ -23,7 +23,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Entry, Sequences, record_name
 from redrive.testing.consumers import InMemoryConsumer
-from tests.support.fake_topics import FakeTopics
+from tests.support.fake_client import FakeTopics
 from tests.support.waiting import wait_until
 
 POLICY = Policy(

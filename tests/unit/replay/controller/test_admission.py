@@ -41,7 +41,7 @@ from redrive.replay.controller.spark_operators import (
     find_application,
 )
 from redrive.replay.spec import Choice, QueueReplayJob, ReplayJob, decode_job
-from tests.support.connections import changed
+from tests.support.manifests import changed
 from tests.support.reasons import raises
 
 SETTINGS = Settings("here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay")

@@ -37,9 +37,8 @@ from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.keys import KEY_ID
 from redrive.replay.controller.reconciler import reconcile
 from redrive.replay.evidence import KEY_BYTES, LedgerKey
-from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
-from tests.support.fake_kubernetes import FakeKubernetes, edit
+from tests.support.fake_kubernetes import Crash, FakeKubernetes, Fault, Faulty, edit
 from tests.unit.replay.controller.test_admission import (
     IN_ROCKETMQ,
     SETTINGS,

@@ -1,7 +1,8 @@
-"""A command of the program at a terminal."""
+"""A command of the program at a terminal, and checks of documents by the published schemas."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sandbox import SOURCE_ROOT
 
@@ -57,3 +59,30 @@ class Terminal:
                 self.text += part.decode()
         os.close(self._primary)
         return self._process.wait(seconds)
+
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = json.loads((ROOT / "docs/reference/cli.schema.json").read_text("utf-8"))
+
+
+def check(value: object, schema: dict[str, Any], path: str = "$") -> None:
+    """Check *value* against the keywords that the published schemas use."""
+    if "$ref" in schema:
+        schema = SCHEMAS["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    if "anyOf" in schema:
+        nullable = {"type": "null"} in schema["anyOf"]
+        assert value is not None or nullable, path
+        rest = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
+        if value is not None:
+            check(value, rest[0], path)
+        return
+    types = {"string": str, "integer": int, "array": list, "object": dict, None: object}
+    assert isinstance(value, types[schema.get("type")]), path
+    assert value in schema.get("enum", [value]), path
+    if isinstance(value, dict):
+        assert sorted(value) == sorted(schema["properties"]), path
+        for name, field in schema["properties"].items():
+            check(value[name], field, f"{path}.{name}")
+    if isinstance(value, list):
+        for item in value:
+            check(item, schema["items"], f"{path}[]")

@@ -1,4 +1,8 @@
-"""Memory growth of a consumer that works for minutes while many messages wait."""
+"""The cost of a consumer's process: the growth of its memory, and the import of redrive.
+
+Memory grows for minutes of work while many messages wait. The import is compared with that of only
+the client.
+"""
 
 from __future__ import annotations
 
@@ -100,3 +104,44 @@ def _watch(
         provisioned.backlog(provisioned.policy.topic) < 10 * PER_SECOND
     )  # the consumer has no backlog
     return samples
+
+
+RUNS = 15
+MOST_RATIO = 2.0
+PROGRAMS = {
+    "pulsar": "import pulsar",
+    "redrive": "import redrive",
+    "names": "from redrive import PolicyFile, RetryConsumer",
+}
+
+
+def test_importing_costs_less_than_twice_the_client(figures: list[Figure], tmp_path: Path) -> None:
+    taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for program in PROGRAMS.values():
+        _seconds(program, tmp_path)  # compiles it
+    for _ in range(RUNS):
+        for name, program in PROGRAMS.items():
+            taken[name].append(_seconds(program, tmp_path))
+    median = {name: statistics.median(seconds) * 1_000 for name, seconds in taken.items()}
+    ratio = median["names"] / median["pulsar"]
+    figures += [
+        Figure("import", "import pulsar", median["pulsar"], "ms"),
+        Figure("import", "import redrive", median["redrive"], "ms"),
+        Figure("import", PROGRAMS["names"], median["names"], "ms"),
+        Figure("import", "ratio", ratio, "of import pulsar", at_most=MOST_RATIO),
+    ]
+
+
+def _seconds(program: str, byte_code: Path) -> float:
+    """Run a Python until it ends. The byte code it writes is used by the next run.
+
+    Installed packages have byte code as well, because pip compiles them.
+    """
+    kept = {"PYTHONPYCACHEPREFIX": str(byte_code), "PYTHONDONTWRITEBYTECODE": ""}
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)} | kept,
+        check=True,
+    )
+    return time.perf_counter() - began

@@ -1,9 +1,10 @@
-"""A broker in memory that kills consumers, and loses their last acknowledgements."""
+"""Brokers in memory that block, kill consumers, or lose their last acknowledgements."""
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pulsar
 
@@ -11,6 +12,38 @@ from redrive import Policy
 from redrive.messages import id_text
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+
+
+class BlockingBroker(InMemoryBroker):
+    """A broker whose calls of one kind block until `release` is set, at most 30 s.
+
+    Args:
+        policy: the policy of the consumer.
+        call: `store` blocks sends to the retry topic, `acknowledge` all acknowledgements.
+
+    """
+
+    def __init__(self, policy: Policy, call: Literal["store", "acknowledge"]) -> None:
+        super().__init__(policy)
+        self.blocked, self.release = threading.Event(), threading.Event()
+        self._call, self._retry_topic = call, policy.retry_topic
+
+    def _block(self) -> None:
+        self.blocked.set()
+        assert self.release.wait(30)
+
+    def store(
+        self, topic: TopicName, message: InMemoryMessage, deliver_after: timedelta | None = None
+    ) -> pulsar.MessageId:
+        if self._call == "store" and topic == self._retry_topic:
+            self._block()
+        return super().store(topic, message, deliver_after)
+
+    def acknowledge(self, message: InMemoryMessage) -> None:
+        if self._call == "acknowledge":
+            self._block()
+        super().acknowledge(message)
+
 
 KEPT_BACK = timedelta(seconds=0.1)
 """The time until a client sends an acknowledgement."""

@@ -1,4 +1,8 @@
-"""Time and memory of the commands that read dead letters, as processes with their start."""
+"""Time and memory of Jobs and commands: a Replay by a Job, and the reading of dead letters.
+
+A Replay by a Job is measured from its creation to its end, with the operator and a pod's start. The
+stand-in of the sandbox starts the pod as a process. Commands are processes, with their start.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +101,32 @@ def run(provisioned: Any, folder: Path, name: str, *arguments: str) -> Usage:  #
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     return Usage(time.perf_counter() - start, usage.ru_maxrss / 1_024)
+
+
+REPLAYED = 1_000
+CAUSE = "WarehouseDown"
+
+
+@pytest.mark.parametrize(
+    ("kind", "select", "at_most"),
+    [
+        ("without SQL", {"causes": [CAUSE]}, 5.0),
+        ("with SQL", {"where": f"cause_type = '{CAUSE}'"}, 15.0),
+    ],
+)
+def test_replay_by_a_job(
+    shop: Shop, figures: list[Figure], kind: str, select: dict[str, object], at_most: float
+) -> None:
+    shop.declare()
+    times = []
+    for trial in range(TRIALS):
+        shop.bury(REPLAYED, CAUSE)
+        start = time.perf_counter()
+        shop.replay(f"trial-{trial}", engine="Job", select=select)
+        status = shop.reaches(f"trial-{trial}", "Completed")
+        times.append(time.perf_counter() - start)
+        assert status["run"]["counts"]["moved"] == REPLAYED
+    quantity = f"{REPLAYED:,} messages {kind}, create to complete"
+    figures.append(
+        Figure("replay by a Job", quantity, statistics.median(times), "s", at_most=at_most)
+    )

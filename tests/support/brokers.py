@@ -1,4 +1,4 @@
-"""A TCP proxy before the broker that withholds chosen answers from clients."""
+"""A broker with settings of a test, and a TCP proxy that withholds chosen answers of a broker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from sandbox import pulsar as brokers
+from sandbox.process import Processes
+from sandbox.pulsar import Broker
+
+
+@contextmanager
+def own_broker(version: str, state: Path, settings: Mapping[str, object]) -> Iterator[Broker]:
+    """Run a broker of a release in `versions.PULSARS` with *settings* and its data in *state*."""
+    processes = Processes(state)
+    try:
+        made = brokers.launch(state, processes, version, settings=settings)
+        brokers.wait(made, processes)
+        yield made
+    finally:
+        processes.stop_all()
+
 
 SEND, SEND_RECEIPT, SUCCESS, PRODUCER_SUCCESS = 6, 7, 13, 17
 """The numbers of these commands in Pulsar's binary protocol."""

@@ -1,17 +1,20 @@
 """Invalid manifests, each with its refusal by admission, the reader of objects, or the operator.
 
 `tests/unit/api/invalid_manifests.yaml` has the cases without a broker;
-`tests/integration/bad_input` adds, by category, those for a whole installation.
+`tests/integration/bad_input` adds, by category, those for a whole installation. `changed` changes
+the specs of BrokerConnections.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from redrive.api import API_VERSION
+from redrive.api.connection import PulsarBroker
 
 _TESTS = Path(__file__).parents[1]
 
@@ -56,3 +59,19 @@ def bad_input() -> dict[str, list[dict[str, Any]]]:
     """The cases of `tests/integration/bad_input`, by category."""
     files = sorted((_TESTS / "integration/bad_input").glob("*.yaml"))
     return {file.stem: read(file) for file in files}
+
+
+_OF_THE_BROKER = {field.alias or name for name, field in PulsarBroker.model_fields.items()} | {
+    "redirectHosts"
+}
+
+
+def changed(spec: Mapping[str, Any], **changes: object) -> dict[str, Any]:
+    """Return *spec* with *changes* of its fields, and of those of its broker (`adminURL`, …).
+
+    A field that is changed to None is left out.
+    """
+    pulsar = {**spec["pulsar"], **{k: v for k, v in changes.items() if k in _OF_THE_BROKER}}
+    others = {k: v for k, v in changes.items() if k not in _OF_THE_BROKER}
+    fields = {**spec, **others, "pulsar": {k: v for k, v in pulsar.items() if v is not None}}
+    return {k: v for k, v in fields.items() if v is not None}
