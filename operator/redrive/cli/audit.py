@@ -28,8 +28,8 @@ _COLUMNS = TableColumn("FINDING"), TableColumn("COUNT", right=True), TableColumn
 _MEANINGS: Mapping[AuditFindingName, str] = {
     "doubled": "messages that the targets have more than once",
     "unrecorded": "entries in a target that the next Replay would send again",
-    "missing": "moved entries that no target contains; normal after consumption",
-    "returned": "moved entries without acknowledgement; the next Replay repeats it",
+    "missing": "moved entries that no target contains; normal once consumed",
+    "returned": "moved entries that the next Replay acknowledges again",
     "open": "ranges for which the next Replay searches the target",
 }
 
