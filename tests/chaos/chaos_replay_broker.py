@@ -156,7 +156,7 @@ def test_acknowledgements_forgotten_by_a_broker_are_repeated(
     killable.restart_broker()
     returned = provisioned.backlog_of_dead_letters() - count // 2
     assert returned > 0
-    assert len(findings(provisioned).returned) == returned
+    assert findings(provisioned).result((), 0).returned == returned
 
     same = runs.run(selecting(job_of(provisioned)), EverySecond(), Notes())
 
