@@ -110,6 +110,7 @@ class Preview(StatusModel):
 
 
 MAX_AUDITED = 65
+"""Maximum number of targets that an audit names; it reads all."""
 _Examples = Annotated[tuple[Annotated[str, Field(max_length=MAX_ID)], ...], Field(max_length=5)]
 
 
@@ -122,8 +123,8 @@ class AuditResult(StatusModel):
     topics: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_TOPIC)], ...], Field(max_length=MAX_AUDITED)
     ]
-    """The targets: the retry topic, `spec.target`, and those of other Replays of the policy that a
-    rule of the connection allows."""
+    """The first 65 targets: the retry topic, `spec.target`, and those of other Replays of the
+    policy that a rule of the connection allows. All are read."""
 
     messages: int
     """Messages of the targets that were read."""

@@ -77,7 +77,8 @@ def audit(
     ended = planned(cluster, created)
     result = run_of(ended)["audit"]
     topics: list[str] = result.get("topics") or []
-    examples = {name: result.get(name) or [] for name in ("doubledExamples", "unrecordedExamples")}
+    fields = ("doubledExamples", "unrecordedExamples")
+    examples = {field: result.get(field) or [] for field in fields}
     items: list[AuditFinding] = [{"finding": f, "count": result[f]} for f in _MEANINGS]
     if output in FORMATS:
         extent = {"replay": name, "messages": result["messages"], "topics": topics, **examples}
@@ -86,9 +87,9 @@ def audit(
         rows = [[item["finding"], item["count"], _MEANINGS[item["finding"]]] for item in items]
         click.echo("\n".join(table(_COLUMNS, rows)))
         say(f"read {result['messages']} messages of {', '.join(map(clean, topics))}")
-        for name, ids in examples.items():
+        for field, ids in examples.items():
             if ids:
-                say(f"{name.removesuffix('Examples')}, such as {', '.join(ids)}")
+                say(f"{field.removesuffix('Examples')}, such as {', '.join(ids)}")
     return HAS_FINDINGS if is_complete and result["missing"] else exit_code_of(ended)
 
 

@@ -50,7 +50,7 @@ from redrive.reading import broker
 from redrive.reading.rows import DeadLetterRow
 from redrive.reasons import Reason
 from redrive.replay.spec import Choice
-from redrive.replay.transport import Pace
+from redrive.replay.transport import Pace, pause_after_read
 
 REPORT_SECONDS = 5.0
 _GONE = "InspectionGone"
@@ -111,11 +111,8 @@ def _read(job: InspectionJob) -> InspectionRun:
 
     def report() -> None:
         nonlocal due
+        pause_after_read(pace, rate)
         now = time.monotonic()
-        pace.sent(now, rate)
-        if wait := pace.due_in(now, rate):
-            time.sleep(wait)
-            now = time.monotonic()
         if now > end:
             raise Reason.DEADLINE_EXCEEDED.error(
                 "the reading did not end within its deadline",

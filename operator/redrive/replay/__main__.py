@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from redrive.api.replay_status import AuditResult, ReplayRun
+from redrive.api.replay_status import MAX_AUDITED, AuditResult, ReplayRun
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.kube import logs
@@ -33,7 +33,7 @@ from redrive.replay.job.queue_plan import QueueScan
 from redrive.replay.job.run import Review, plan_review, preview, run
 from redrive.replay.ledger import mounted_key
 from redrive.replay.spec import QueueReplayJob, ReplayJob, RunJob, decode_job
-from redrive.replay.transport import Pace
+from redrive.replay.transport import Pace, pause_after_read
 
 REVIEW_SECONDS = 1.0
 """Interval of polls of a Replay in review."""
@@ -148,20 +148,16 @@ def _audit(job: ReplayJob, progress: Progress) -> None:
         ReplayGoneError, RunEndedError: the Replay was deleted or canceled, or its deadline is over.
     """
     messages, due = 0, time.monotonic() + AUDIT_SECONDS
-    pace, topics = Pace(), tuple(map(str, job.audited))
+    pace, topics = Pace(), tuple(map(str, job.audited[:MAX_AUDITED]))
 
     def report() -> None:
         nonlocal messages, due
         messages += 1
-        now = time.monotonic()
-        pace.sent(now, job.rate_limit)
-        if wait := pace.due_in(now, job.rate_limit):
-            time.sleep(wait)
+        pause_after_read(pace, job.rate_limit)
         if time.monotonic() < due:
             return
         try:
-            progress.check_continues()
-            progress.show_audit(AuditResult(topics=topics, messages=messages))
+            progress.report_audit(AuditResult(topics=topics, messages=messages))
         except UnavailableError as error:
             logger.warning("status update failed, the audit continues: %s", error)
         due = time.monotonic() + AUDIT_SECONDS

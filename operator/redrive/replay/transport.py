@@ -325,3 +325,11 @@ class Pace:
         if rate is not None:
             begin = now if self._due is None else max(self._due, now - CATCH_UP_SECONDS)
             self._due, self._rate = begin + 1 / rate, rate
+
+
+def pause_after_read(pace: Pace, rate: float | None) -> None:
+    """Record that a message was read, and sleep until the next may be."""
+    now = time.monotonic()
+    pace.sent(now, rate)
+    if wait := pace.due_in(now, rate):
+        time.sleep(wait)

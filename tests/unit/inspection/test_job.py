@@ -25,6 +25,7 @@ from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import Recipient, seal
 from redrive.kube import logs
 from redrive.reading.rows import DeadLetterRow
+from redrive.replay import transport
 from tests.support.dead_letter_rows import dead_letter
 
 JOB = InspectionJob(
@@ -184,7 +185,8 @@ def test_file_has_messages_that_no_status_has(
 def test_messages_are_read_at_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, times = list[float](), SimpleNamespace(monotonic=lambda: sum(pauses))
     times.sleep = pauses.append
-    monkeypatch.setattr(program, "time", times)
+    for module in (program, transport):
+        monkeypatch.setattr(module, "time", times)
     run = run_of({"rateLimit": {"messages": 2, "per": "10s"}}, monkeypatch)
     assert run.matched == 3
     assert pauses == [5.0] * 3

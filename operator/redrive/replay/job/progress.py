@@ -218,13 +218,13 @@ class Progress:
         """Write the result of a dry run."""
         asyncio.run(self._exchange(preview.to_status()))
 
-    def check_continues(self) -> None:
-        """Check that an audit need not end.
+    def report_audit(self, result: AuditResult) -> None:
+        """Write the progress of an audit, and check that it need not end.
 
         Raises:
             ReplayGoneError, RunEndedError: it has to.
         """
-        ends = self._ends(asyncio.run(self._exchange({})))
+        ends = self._ends(asyncio.run(self._exchange({"audit": result.to_manifest()})))
         if ends is not None:
             raise _ended("the audit has ended before all was read", ends)
 

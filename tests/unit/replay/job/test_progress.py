@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redrive.api.replay_status import ADMITTED, CHECKED
+from redrive.api.replay_status import ADMITTED, CHECKED, MAX_AUDITED
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
@@ -590,6 +590,15 @@ def test_audit_shows_messages_and_then_differences(api: FakeKubernetes) -> None:
     numbers = {"doubled": 1, "unrecorded": 0, "missing": 0, "returned": 0, "open": 0}
     examples = {"doubledExamples": ["7:0:-1:0"]}
     assert shown["end"] == {"messages": 3, **numbers, **unknown, **examples}
+
+
+def test_audit_of_many_targets_names_the_first(
+    api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = tuple(TopicName("shop", "prod", f"target-{n}") for n in range(MAX_AUDITED + 1))
+    monkeypatch.setitem(globals(), "AUDIT", replace(AUDIT, audited=many))
+    shown = audit_run(api, lambda _: None)
+    assert shown["end"]["topics"] == list(map(str, many[:MAX_AUDITED]))
 
 
 def test_canceled_audit_ends_before_all_is_read(api: FakeKubernetes) -> None:
