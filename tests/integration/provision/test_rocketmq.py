@@ -136,9 +136,9 @@ def test_deletion_removes_group_and_keeps_dead_letters(shop: Shop, rocketmq: Roc
         return group, *[bool(await session.topic(master, topic)) for topic in topics]
 
     assert at_master(rocketmq, present) == (None, False, True, True)
-    about = "involvedObject.kind=RocketMQRetryPolicy"
-    messages = [event["message"] for event in shop.objects("event", about)]
-    assert any(f"{dead} holds 1 messages" in message for message in messages)
+    about, kept = "involvedObject.kind=RocketMQRetryPolicy", f"{dead} holds 1 messages"
+    # The Event follows the removal of the finalizer.
+    wait_until(lambda: any(kept in event["message"] for event in shop.objects("event", about)))
 
 
 def test_group_outside_the_rules_is_refused(shop: Shop, rocketmq: RocketMQ) -> None:
