@@ -31,7 +31,7 @@ from redrive import messages
 from redrive.delivery.parts import Clock
 from redrive.policy.envelope import delay_of
 
-BURST = 128
+BURST = 256
 """Messages in a burst at most: each costs a hand-over between two threads of the client."""
 
 BURST_BYTES = 256 * 1024

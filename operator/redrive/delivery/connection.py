@@ -130,11 +130,12 @@ MAX_PENDING_CHUNKED = 100
 active producer. It keeps their chunks in memory beyond the prefetch. With more of them it drops the
 oldest, which `TopicFetcher` recovers."""
 
-_LEAST_BURSTS = 4
-"""With a prefetch of fewer bursts, messages are received one by one."""
-
-_BURSTS = pulsar.ConsumerBatchReceivePolicy(BURST, BURST_BYTES, 1)
-"""The last argument is the time in milliseconds for which an incomplete burst waits."""
+_BURSTS_AHEAD = 4
+"""A burst is so many times smaller than the prefetch at least."""
+_LEAST_BURST = 128
+"""Instead of smaller bursts, messages are received one by one."""
+_BURST_MS = 1
+"""Time in milliseconds for which an incomplete burst waits."""
 
 _LEAST_PER_PARTITION = 4
 """Smallest queue of a partition. Partitions share the total, and the client needs a queue."""
@@ -199,9 +200,11 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
             policy.topic, policy.subscription_type,
         )  # fmt: skip
     consumers, arrivals, renewals, behind = {}, list[Arrivals](), list[Renewal](), 0
-    bursts = subscribing.prefetch >= _LEAST_BURSTS * BURST
+    burst = min(BURST, subscribing.prefetch // _BURSTS_AHEAD)
+    bursts = burst >= _LEAST_BURST
+    receives = pulsar.ConsumerBatchReceivePolicy(burst, BURST_BYTES, _BURST_MS) if bursts else None
     # A burst waits in the consumer, in addition to the queue.
-    waiting = subscribing.prefetch - BURST if bursts else subscribing.prefetch
+    waiting = subscribing.prefetch - burst if bursts else subscribing.prefetch
     with contextlib.ExitStack() as undo:
         for topic, kind in kinds.items():
             options = {
@@ -212,7 +215,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
                 // timedelta(milliseconds=1),
                 "schema": subscribing.schema,
                 "max_pending_chunked_message": MAX_PENDING_CHUNKED,
-                "batch_receive_policy": _BURSTS if bursts else None,
+                "batch_receive_policy": receives,
                 **for_consumer(subscribing.crypto),
             }
             with _refusals_explained(topic, policy.subscription):

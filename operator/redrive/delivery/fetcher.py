@@ -340,7 +340,7 @@ _TRY_AFTER = 256
 _MAX_TRY_AFTER = 4_096
 """… or so many without a time-out, as handlers may be slow; twice as many after each burst that
 turns out to be small."""
-_FAST_BURST = BURST // 4
+_FAST_BURST = BURST // 8
 """A smaller burst ends that: it has waited for messages that did not come."""
 
 _LOOK_EVERY_SECONDS = 0.001

@@ -38,7 +38,7 @@ from sandbox.pulsar import SUPERUSER
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 
-PAIRS = 5
+PAIRS = 9
 WORKERS = 8
 ASYNC_WORKERS = 20
 
