@@ -126,13 +126,13 @@ def test_a_wrong_way_to_ask_settles_nothing(make_world: MakeWorld) -> None:
 @BOTH
 def test_in_flight_messages_of_closed_consumer_go_to_the_next(make_world: MakeWorld) -> None:
     world = make_world()
-    world.send(b"in hand", b"handled", b"waiting")
+    world.send(b"in-flight", b"handled", b"waiting")
     with world.consumer() as consumer:
         consumer.receive(SOON)
         consumer.acknowledge(consumer.receive(SOON))
     with world.consumer() as consumer:
         again = [consumer.receive(SOON) for _ in range(2)]
-        assert sorted(message.data() for message in again) == [b"in hand", b"waiting"]
+        assert sorted(message.data() for message in again) == [b"in-flight", b"waiting"]
         assert [message.redelivery_count() for message in again] == [0, 0]
         assert consumer.receive(timedelta(seconds=1)) is None
 

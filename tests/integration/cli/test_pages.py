@@ -335,7 +335,7 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
         (READ, "Peek in the cluster", [0]),
         (READ, "Export and report in the cluster", [0, 0]),
         (README, "When messages have died", [0, 0, 3]),
-        (BLOCKED_KEY, "Which of the two it is", [0]),
+        (BLOCKED_KEY, "Is a message retried, or is the key dead?", [0]),
         (BLOCKED_KEY, "Dead-letter the message", [0]),
         (AUDIT, "Compare", [0]),
     ],

@@ -413,7 +413,7 @@ def test_sigterm_lets_run_finish_in_flight_messages(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()
-    provisioned.send(b"in hand", b"in hand", b"next")
+    provisioned.send(b"in-flight", b"in-flight", b"next")
     process = start_program(
         provisioned,
         """
@@ -452,7 +452,7 @@ def test_keyboard_interrupt_ends_program_and_keeps_message(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()
-    provisioned.send(b"in hand")
+    provisioned.send(b"in-flight")
     process = start_program(
         provisioned,
         """
@@ -477,4 +477,4 @@ finally:
     output = interrupted(process, signal.SIGINT)
     assert process.returncode in {1, -signal.SIGINT}, output
     assert "KeyboardInterrupt" in output
-    assert provisioned.consumer().receive(SOON).data() == b"in hand"
+    assert provisioned.consumer().receive(SOON).data() == b"in-flight"
