@@ -274,7 +274,7 @@ def _inspections() -> dict[str, dict[str, Any]]:
     body = _object("Inspection", "6-inspection.yaml")
     error = Reason.INSPECTION_FAILED.error("the Job has failed", remedy="create another Inspection")
     identity = Reason.INSPECTION_IDENTITY_MISSING.error(
-        "the BrokerConnection names no role for Inspections", remedy="give it spec.inspection"
+        "the BrokerConnection has no credentials for Inspections", remedy="give it spec.inspection"
     )
     counted = "140 messages were read, 140 are selected"
     running = _in_state(body, progressing("the Job is Running"), phase=Phase.RUNNING.value)

@@ -177,7 +177,7 @@ class Reason(enum.StrEnum):
         "the namespace has more policies, or a topic more partitions, than "
         "[`limits`](rights.md#limits) of its rule allow; or the grants on topics of a Pulsar "
         "namespace exceed the record in which the broker stores them; or Replays of the namespace "
-        "need grants at too many targets",
+        "need grants at too many targets; or a cluster of RocketMQ has more than 64 masters",
         "delete unused policies, set fewer partitions, revoke grants, wait for other Replays to "
         "end, or raise the limit", requeue=Requeue.SLOW_BACKOFF)
     GROUP_NOT_ALLOWED = _ReasonRow("GroupNotAllowed", STALLED,
@@ -410,12 +410,12 @@ class Reason(enum.StrEnum):
     DEAD_LETTERS_DISCARDED = _ReasonRow("DeadLettersDiscarded", STALLED,
         "the RetryPolicy discards: there is nothing to replay", "set `deadLetter.mode: Keep`")
     REPLAY_IDENTITY_MISSING = _ReasonRow("ReplayIdentityMissing", STALLED,
-        "the BrokerConnection names no role for replays", "set `replay` there")
+        "the BrokerConnection has no credentials for Replays", "set `replay` there")
     AUTHOR_FIELD_MISSING = _ReasonRow("AuthorFieldMissing", STALLED,
         "the Replay lacks a `reason` or `ticket` that `replay.require` of its connection requires",
         "create another Replay with it")
     INSPECTION_IDENTITY_MISSING = _ReasonRow("InspectionIdentityMissing", STALLED,
-        "the BrokerConnection names no role for Inspections", "set `inspection` there")
+        "the BrokerConnection has no credentials for Inspections", "set `inspection` there")
     RETRIES_NOT_INSPECTED = _ReasonRow("RetriesNotInspected", STALLED,
         "the BrokerConnection does not permit Inspections of waiting retries",
         "inspect dead letters, or set `inspection.retryTopics: Allowed` there")

@@ -86,10 +86,7 @@ _WRITES = frozenset({_Call.PUT_TOPIC, _Call.PUT_GROUP, _Call.DELETE_GROUP, _Call
 _BUSY, _NO_PERMISSION = frozenset({2, 14}), 16
 """Codes of answers to calls that a broker has not executed: it is busy or out of disk space, or the
 user has no right."""
-_SUCCESSFUL = {
-    _Call.PULL: frozenset({0, 19, 20, 21}),
-    _Call.SEND: frozenset({0, 10, 11, 12}),
-}
+_SUCCESSFUL = {_Call.PULL: frozenset({0, 19, 20, 21}), _Call.SEND: frozenset({0, 10, 11, 12})}
 """Codes of successful answers beside 0. A pull has none at the offset, none there yet, or an offset
 that the broker has deleted; each has the next offset. A sent message is stored, but not yet on disk
 or at a replica."""
@@ -285,10 +282,10 @@ class RocketMQSession:
             return _object(body)
 
     async def masters(self) -> tuple[Master, ...]:
-        """Return the masters that the first name server which answers knows, by name.
+        """Return the masters, sorted by name, from the first name server that answers.
 
         Raises:
-            AdminError: no name server answers, or the cluster has no master there.
+            AdminError: no name server answers, or the cluster has no master there, or too many.
         """
         failure: errors.AdminError | None = None
         for address in self._admin.name_servers:
@@ -305,20 +302,27 @@ class RocketMQSession:
     def _masters(self, listed: Mapping[str, Any], address: str) -> tuple[Master, ...]:
         clusters, brokers = listed.get("clusterAddrTable"), listed.get("brokerAddrTable")
         if not isinstance(clusters, dict) or not isinstance(brokers, dict):
-            raise errors.unexpected_answer(
-                address, "a list of brokers without clusters or addresses"
-            )
+            got = "a list of brokers without clusters or addresses"
+            raise errors.unexpected_answer(address, got)
         only = next(iter(clusters)) if len(clusters) == 1 else None
         names = clusters.get(self._admin.cluster or only)
+        names = sorted(map(str, names if isinstance(names, list) else ()))
+        if len(names) > MAX_MASTERS:
+            raise errors.AdminError(
+                "the cluster has more brokers than redrive serves",
+                got=len(names),
+                remedy=f"use a cluster of at most {MAX_MASTERS}",
+                reason=Reason.LIMIT_EXCEEDED,
+            )
         masters = []
-        for name in sorted(map(str, names if isinstance(names, list) else ()))[:MAX_MASTERS]:
+        for name in names:
             match brokers.get(name):
                 case {"brokerAddrs": {"0": str(master)}}:
                     self._admin.check_address(master)
                     masters.append(Master(errors.one_line(name)[:255], master))
         if not masters:
             raise errors.BrokerUnreachableError(
-                f"the name server {address} knows no master of the cluster",
+                f"the name server {address} lists no master of the cluster",
                 got=f"clusters {errors.one_line(', '.join(sorted(clusters))) or 'none'}",
                 remedy="start a master, or set rocketmq.cluster to one of these clusters",
             )
@@ -380,18 +384,10 @@ class RocketMQSession:
     async def put_topic(self, master: Master, name: str, queues: int) -> None:
         """Create a topic with as many queues, or set them; messages in other queues are kept."""
         await self._call(
-            master,
-            _Call.PUT_TOPIC,
-            f"set topic {name}",
-            topic=name,
-            defaultTopic="TBW102",
-            readQueueNums=queues,
-            writeQueueNums=queues,
-            perm=6,
-            topicFilterType="SINGLE_TAG",
-            topicSysFlag=0,
-            order=False,
-        )
+            master, _Call.PUT_TOPIC, f"set topic {name}", topic=name, defaultTopic="TBW102",
+            readQueueNums=queues, writeQueueNums=queues, perm=6, topicFilterType="SINGLE_TAG",
+            topicSysFlag=0, order=False,
+        )  # fmt: skip
 
     async def delete_topic(self, master: Master, name: str) -> None:
         """Delete a topic and its messages."""

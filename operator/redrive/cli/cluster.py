@@ -10,6 +10,7 @@ import builtins
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -34,7 +35,15 @@ from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.output import clean, say
 from redrive.errors import RedriveError
-from redrive.kube.resources import APPROVALS, CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS, Resource
+from redrive.kube.resources import (
+    APPROVALS,
+    CONNECTIONS,
+    INSPECTIONS,
+    POLICIES,
+    REPLAYS,
+    Key,
+    Resource,
+)
 
 FIELD_MANAGER = "redrive"
 PAGE = 500
@@ -58,6 +67,7 @@ _ROLES = {
     "brokerconnections": "redrive-admin",
 }  # fmt: skip
 _RESPONDING = {("replays", verb) for verb in _CHANGING} | {("retrypolicies", "patch")}
+_CORRECT = "correct the option or the object that the message names"
 _REFUSED = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[\w/]+)"'
     r' in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
@@ -193,8 +203,8 @@ class Cluster:
         latest, selectors = Queue[Snapshot](), _selectors(labels, fields)
         version, objects = self._list(resource, namespace, selectors)
         watcher = _Watcher(self, resource, namespace, selectors, latest.put)
+        snapshot = Snapshot(tuple(objects))  # before the thread changes the list
         Thread(target=watcher.run, args=(version, objects), daemon=True).start()
-        snapshot = Snapshot(tuple(objects))
         try:
             while True:
                 yield snapshot
@@ -271,7 +281,7 @@ class Cluster:
                 url,
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
-                timeout=max(seconds, 2 * WATCH_SECONDS) if stream else seconds,
+                timeout=max(seconds, 2 * WATCH_SECONDS) if stream else seconds or None,
                 preload_content=not stream,
             )
             status = str(response.status)
@@ -343,16 +353,17 @@ class Cluster:
         if status == HTTPStatus.NOT_FOUND:
             return self._not_found(path, answer)
         if status == HTTPStatus.CONFLICT:
-            return ClusterError(
-                "the object exists, or it changed meanwhile", got=message, remedy="try again"
-            )
-        if "strict decoding error" in message:
-            return ClusterError(
-                f"the cluster's {GROUP} definitions do not know a field of this command",
-                got=message,
-                remedy=f"upgrade the chart to the release of this program, {__version__}",
-            )
-        return ClusterError(f"the API server refuses {method}", got=message, remedy="correct it")
+            problem = "the object exists, or it changed meanwhile"
+            remedy = "read the object again, and repeat the command"
+        elif "strict decoding error" in message:
+            problem = f"the {GROUP} definitions of the cluster lack a field that this command sends"
+            remedy = f"upgrade the chart to the release of this program, {__version__}"
+        elif status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            problem = "the API server can't process the request now"
+            remedy = "repeat the command later; check the API server if it persists"
+        else:
+            problem, remedy = f"the API server refuses {method}", _CORRECT
+        return ClusterError(problem, got=message, remedy=remedy)
 
     def _not_found(self, path: str, answer: Body) -> ClusterError:
         details = answer.get("details") or {}
@@ -368,6 +379,28 @@ class Cluster:
             f"there is no {kind} {details.get('name', path)} in namespace {namespace}",
             remedy="check the name, and choose the namespace with -n",
         )
+
+
+def clean_up(cluster: Cluster, resource: Resource, body: Body, patch: Body | None = None) -> None:
+    """Delete an object that a command has created, or *patch* it.
+
+    Print an error with the command to run instead: the caller may have an error of its own.
+    """
+    try:
+        if patch is None:
+            cluster.delete(resource, body)
+        else:
+            cluster.patch(resource, body, patch)
+    except ObjectNotFoundError:
+        pass  # it was deleted
+    except ClusterError as error:
+        key, kind = Key.of(body), resource.kind
+        words = ["kubectl", "delete", kind.lower(), key.name, "-n", key.namespace]
+        if patch is not None:
+            words[1] = "patch"
+            words += ["--type", "merge", "-p", json.dumps(patch)]
+        problem = f"the {kind} {key} was not {'deleted' if patch is None else 'changed'}"
+        say(f"warning: {problem}; got {error}; run {shlex.join(words)}")
 
 
 @dataclass(frozen=True)
@@ -398,7 +431,7 @@ class _Watcher:
         """End the watch, also while it waits for a change."""
         self._stopped.set()
         if self._response is not None:
-            with suppress(ValueError, OSError):  # it has ended
+            with suppress(ValueError, OSError, RuntimeError):  # it has ended
                 self._response.shutdown()
 
     def run(self, version: str, objects: list[Body]) -> None:
@@ -423,7 +456,10 @@ class _Watcher:
         path = self.resource.path(self.namespace)
         response = self.cluster.send("GET", path, query=query, stream=True)
         self._response = response
-        if response.status != HTTPStatus.OK or self._stopped.is_set():  # expired, or not needed
+        if response.status != HTTPStatus.OK or self._stopped.is_set():
+            response.close()
+            if response.status != HTTPStatus.GONE:  # which an expired version has
+                self._stopped.wait(RENEW_SECONDS)
             return
         try:
             for line in response:
@@ -462,7 +498,7 @@ def role_with(verb: str, resource: str) -> str:
 def _not_permitted(message: str) -> NotPermittedError:
     refused = _REFUSED.search(message)
     if refused is None:
-        return NotPermittedError("the API server refuses", got=message, remedy="correct it")
+        return NotPermittedError("the API server refuses", got=message, remedy=_CORRECT)
     verb, resource, group = refused["verb"], refused["resource"], refused["group"]
     namespace = refused["namespace"]
     place = f"in namespace {namespace}" if namespace else "in all namespaces"
@@ -519,7 +555,7 @@ def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:
             config_dict=content, active_context=flags.context, config_base_path=None
         )
         config.load_and_set(configuration)
-    except loader.ConfigException as error:
+    except (loader.ConfigException, OSError, TypeError, ValueError, loader.yaml.YAMLError) as error:
         raise ClusterError(
             "the kubeconfig can't be used", got=str(error), remedy="check it, and --context"
         ) from error

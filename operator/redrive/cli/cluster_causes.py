@@ -131,8 +131,8 @@ def count_causes(request: InspectionRequest, *, refresh: bool) -> None:
         say(f"{_LIMITS[other]}: {error}")
         try:
             other(request)
-        except RedriveError as neither:
-            neither.add_note(f"Or read {request.direct_hint()}")
+        except RedriveError as second_error:
+            second_error.add_note(f"Or read {request.direct_hint()}")
             raise
 
 
@@ -144,8 +144,8 @@ def _count_by_inspection(request: InspectionRequest) -> None:
     """
     body, items = returned(request, "causes", "causes", CauseCount)
     shown = document("InspectedCauseList", items, **extent_of(body))
-    rest = run_of(body)["matched"] - sum(item["messages"] for item in items)
-    others = [f"{rest} messages of less frequent causes are not shown"] if rest else []
+    uncounted = run_of(body)["matched"] - sum(item["messages"] for item in items)
+    others = [f"{uncounted} messages of less frequent causes are not shown"] if uncounted else []
     print_causes(request, items, shown, [*summary_of(request, run_of(body)), *others])
 
 

@@ -14,9 +14,8 @@ import click
 
 from redrive.api import Body
 from redrive.cli import develop
-from redrive.cli.cluster import Cluster, ClusterError, ObjectNotFoundError
+from redrive.cli.cluster import Cluster, ObjectNotFoundError, clean_up
 from redrive.cli.frame import ClusterFlags, cluster_options
-from redrive.cli.output import say
 from redrive.cli.policies import conditions_of
 from redrive.cli.policy_actions import REFRESH_SECONDS, awaited
 from redrive.errors import RedriveError
@@ -116,21 +115,9 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
                 remedy="see `redrive doctor`, or leave out --observe",
             )
     finally:
-        _delete(cluster, created)
+        clean_up(cluster, POLICIES, created)
     for change in latest["status"].get("plannedChanges") or ():
         yield f"+broker: {change}"
-
-
-def _delete(cluster: Cluster, policy: Body) -> None:
-    """Delete a policy that only observes; print an error, since the caller may have another one."""
-    try:
-        cluster.delete(POLICIES, policy)
-    except ClusterError as error:
-        key = Key.of(policy)
-        say(
-            f"warning: the RetryPolicy {key}, which only observes, was not deleted; got {error}; "
-            f"run kubectl delete retrypolicy {key.name} -n {key.namespace}"
-        )
 
 
 def _immutable(live: Claim, claim: Claim) -> Iterator[str]:

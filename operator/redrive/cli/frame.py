@@ -124,7 +124,7 @@ class ClusterFlags:
         kubeconfig: path of the file; None for `KUBECONFIG`, else `~/.kube/config`.
         user: to impersonate.
         groups: to impersonate.
-        timeout_seconds: of one request.
+        timeout_seconds: of one request; 0 for no limit, as of kubectl.
         is_verbose: True to show each request.
         all_namespaces: with `-A`.
     """
@@ -180,6 +180,8 @@ class Seconds(click.ParamType[float]):
 
     name = "duration"
     _UNITS: Mapping[str, float] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    _MOST = 10**9
+    """Longest duration, so that the current time plus a duration is a time."""
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -190,9 +192,12 @@ class Seconds(click.ParamType[float]):
         text = str(value)
         number, unit = (text[:-1], text[-1:]) if text[-1:] in self._UNITS else (text, "s")
         try:
-            return float(number) * self._UNITS[unit]
+            seconds = float(number) * self._UNITS[unit]
         except ValueError:
+            seconds = -1
+        if not 0 <= seconds <= self._MOST:  # NaN is refused as well
             self.fail(f"{value!r} is no duration; write one like 30s, 2m or 1h", param, ctx)
+        return seconds
 
 
 def cluster_options(function: _Function, kind: type[ClusterFlags] = ClusterFlags) -> _Function:

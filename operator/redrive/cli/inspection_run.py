@@ -12,7 +12,7 @@ import click
 
 from redrive.api import Body
 from redrive.api.inspection import MAX_NEWEST, ExportFormat
-from redrive.cli.cluster import Cluster, ClusterError, NotPermittedError
+from redrive.cli.cluster import Cluster, ClusterError, NotPermittedError, clean_up
 from redrive.cli.documents import PlannedCause
 from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.output import Live, age, clean, now, say, written
@@ -214,14 +214,5 @@ def _ended(request: InspectionRequest, cluster: Cluster, inspection: Body) -> Bo
     finally:
         live.clear()
         if phase_of(inspection) not in ENDED:
-            _delete(cluster, inspection)
+            clean_up(cluster, INSPECTIONS, inspection)
     raise RedriveError("the Inspection was deleted", remedy="repeat the command")
-
-
-def _delete(cluster: Cluster, inspection: Body) -> None:
-    """Delete an Inspection, or name the command that does; keeps the error of the caller."""
-    try:
-        cluster.delete(INSPECTIONS, inspection)
-    except ClusterError as error:
-        name = inspection["metadata"]["name"]
-        say(f"not deleted: {error}\nkubectl delete inspection {name} -n {cluster.namespace}")

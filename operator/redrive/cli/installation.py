@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from importlib import import_module
 from typing import Literal
 
@@ -132,7 +131,13 @@ def _findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckResult]:
         yield _finding("API server", "failed", str(error))
         return
     yield _finding("API server", "ok", f"context {cluster.context}, you are {user}")
-    served = {r["name"] for r in _served(cluster)}
+    try:
+        served = {
+            r["name"] for r in cluster.request("GET", f"/apis/{GROUP}/{VERSION}")["resources"]
+        }
+    except ClusterError as error:  # the group is not served, or the API server refuses
+        yield _finding("definitions", "failed", str(error))
+        return
     missing = [kind.kind for kind in KINDS if kind.plural not in served]
     if missing:
         message = f"not installed: {', '.join(missing)}; install the chart"
@@ -149,13 +154,6 @@ def _findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckResult]:
     yield from _object_findings(cluster, flags)
     for kind, verb in _RIGHTS:
         yield _right(cluster, kind, verb)
-
-
-def _served(cluster: Cluster) -> list[Body]:
-    """Return the resources of the API group; none where the group is not served."""
-    response = cluster.send("GET", f"/apis/{GROUP}/{VERSION}")
-    resources: list[Body] = response.json()["resources"] if response.status == HTTPStatus.OK else []
-    return resources
 
 
 def _object_findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckResult]:

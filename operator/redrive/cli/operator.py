@@ -17,6 +17,7 @@ import os
 import platform
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -310,7 +311,7 @@ def serving_endpoint(address: str, port: int, health: Liveness) -> Iterator[int]
     """Serve while the block runs; yield the port.
 
     Args:
-        address: of this machine, on which to listen; `0.0.0.0` is all of IPv4.
+        address: of this machine, on which to listen; `0.0.0.0` is all of IPv4, `::` all of IPv6.
         port: 0 takes a free one.
         health: what the probes show.
 
@@ -318,9 +319,8 @@ def serving_endpoint(address: str, port: int, health: Liveness) -> Iterator[int]
         RedriveError: the address is not one of this machine, or the port is taken.
     """
     try:
-        server = make_server(
-            address, port, _app(health), server_class=ThreadingWSGIServer, handler_class=Handler
-        )
+        kind = IPv6Server if ":" in address else ThreadingWSGIServer
+        server = make_server(address, port, _app(health), server_class=kind, handler_class=Handler)
     except OSError as error:
         raise RedriveError(
             f"metrics and probes can't be served: {error.strerror}",
@@ -336,6 +336,12 @@ def serving_endpoint(address: str, port: int, health: Liveness) -> Iterator[int]
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class IPv6Server(ThreadingWSGIServer):
+    """Server on an address of IPv6."""
+
+    address_family = socket.AF_INET6
 
 
 class Handler(WSGIRequestHandler):

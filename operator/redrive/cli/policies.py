@@ -15,7 +15,7 @@ import click
 
 from redrive.api import Body
 from redrive.api.annotations import dead_letter_requests
-from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
+from redrive.cli.cluster import Cluster, ClusterError, NotPermittedError, ObjectNotFoundError
 from redrive.cli.documents import Attention, ConnectionStatus, PolicyStatus, ReplayRecord
 from redrive.cli.frame import (
     HAS_FINDINGS,
@@ -52,8 +52,8 @@ DEAD_LETTERS = "DeadLetters"
 """Reason of `Attention` for a policy that has dead letters."""
 BLOCKED_KEYS = "BlockedKeys"
 """Reason of `Attention` for a policy with keys that wait for a retry."""
-CONNECTION_SECONDS = 10.0
-"""Shortest time between two reads of the connections by a watch."""
+READ_SECONDS = 10.0
+"""Shortest time between two reads of connections and Replays by a watch."""
 ENDED = frozenset({"Completed", "Failed"})
 """Phases of Replays that have ended."""
 
@@ -198,16 +198,30 @@ class View:
     output: str | None
     shows_all: bool = field(kw_only=True)
     _connections: Mapping[str, ConnectionStatus] = field(default_factory=dict, init=False)
-    _read_at: float = field(default=-CONNECTION_SECONDS, init=False)
+    _replays: list[ReplayRecord] = field(default_factory=list, init=False)
+    _read_at: float | None = field(default=None, init=False)
 
     def overview(self, bodies: Iterable[Body]) -> Overview:
-        """Read the connections of policies, at most each 10 s, and the Replays of one policy."""
+        """Read the connections of policies, and the Replays of one policy, at most each 10 s.
+
+        After a failed request the last ones are shown again.
+
+        Raises:
+            ClusterError: a request of the first call failed.
+        """
         items = [policy_status(body) for body in bodies]
-        for item in items if self.policy else ():
-            item["replays"] = history_of(self.cluster, item["namespace"], item["name"])
-        if time.monotonic() - self._read_at >= CONNECTION_SECONDS:
-            self._connections = _connections(self.cluster, self.flags, items)
+        named = items if self.policy else ()
+        if self._read_at is None or time.monotonic() - self._read_at >= READ_SECONDS:
+            try:
+                self._connections = _connections(self.cluster, self.flags, items)
+                for item in named:
+                    self._replays = history_of(self.cluster, item["namespace"], item["name"])
+            except ClusterError:
+                if self._read_at is None:
+                    raise
             self._read_at = time.monotonic()
+        for item in named:
+            item["replays"] = self._replays
         return Overview(self.cluster.context, items, list(self._connections.values()))
 
     def lines(self, overview: Overview) -> Iterator[str]:
@@ -529,22 +543,17 @@ def history_of(cluster: Cluster, namespace: str, policy: str) -> list[ReplayReco
         ObjectNotFoundError: the policy does not exist.
     """
     owner = cluster.get(resources.POLICIES, namespace, policy)
-    results = (owner.get("status") or {}).get("replays") or ()
-    replays = [
-        replay
-        for replay in cluster.list(
-            resources.REPLAYS, namespace, fields=f"spec.policyRef.name={policy}"
-        )
-        if resources.PolicyKey.of(replay).kind == resources.POLICIES.kind
-    ]
-    uids = {replay["metadata"]["uid"] for replay in replays}
+    replays = cluster.list(resources.REPLAYS, namespace, fields=f"spec.policyRef.name={policy}")
     replays.sort(key=lambda replay: str(replay["metadata"]["creationTimestamp"]), reverse=True)
-    deleted = [
+    uids, kind = {replay["metadata"]["uid"] for replay in replays}, resources.POLICIES.kind
+    records = [replay_record(it) for it in replays if resources.PolicyKey.of(it).kind == kind]
+    records += [
         _deleted_record(namespace, policy, result)
-        for result in results
+        for result in (owner.get("status") or {}).get("replays") or ()
         if result["uid"] not in uids
     ]
-    return [*map(replay_record, replays), *deleted]
+    # Running ones are the first: "~" is greater than any time.
+    return sorted(records, key=lambda record: record["completionTime"] or "~", reverse=True)
 
 
 def replay_record(replay: Body) -> ReplayRecord:

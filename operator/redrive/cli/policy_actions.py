@@ -82,6 +82,8 @@ def ignore_outage(policy: str, seconds: float | None, flags: WriteFlags, *, stop
         raise click.UsageError("choose one of --for and --stop")
     cluster = Cluster(flags)
     body = cluster.get(resources.POLICIES, cluster.namespace, policy)
+    if not stop:
+        _check_active(body, flags)
     end = None if seconds is None else written(now() + timedelta(seconds=seconds))
     after = _annotate(cluster, body, {resources.IGNORE_OUTAGES_UNTIL: end}, flags.dry_run)
     flags.show(after, "pauses for outages again" if stop else f"ignores outages until {end}")
@@ -157,8 +159,9 @@ def dead_letter(
         )
     annotation = {resources.DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
     after = _annotate(cluster, body, annotation, flags.dry_run)
-    rest = f"{len(requests)} requests are left" if requests else "no request is left"
-    flags.show(after, rest if stop else f"dead-letters {', '.join(origins)} at the next failure")
+    remaining_text = f"{len(requests)} requests are left" if requests else "no request is left"
+    requested_text = f"dead-letters {', '.join(origins)} at the next failure"
+    flags.show(after, remaining_text if stop else requested_text)
     if not stop and flags.dry_run is None:
         say(f"ends at {written(end)}; withdraw it: {flags.hint('dead-letter', policy, '--stop')}")
 

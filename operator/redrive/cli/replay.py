@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import click
 
 from redrive.api import Body
-from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
+from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError, clean_up
 from redrive.cli.frame import (
     HAS_FINDINGS,
     NOT_FINISHED,
@@ -404,11 +403,8 @@ def planned(cluster: Cluster, plan: Body) -> Body:
 
 def _end_plan(cluster: Cluster, plan: Body) -> None:
     """Delete a plan or an audit, or cancel a review: it names who has asked."""
-    with suppress(ObjectNotFoundError):
-        if plan["spec"]["mode"] != "Review":
-            cluster.delete(REPLAYS, plan)
-        else:
-            cluster.patch(REPLAYS, plan, {"spec": {"cancel": True}})
+    cancels = plan["spec"]["mode"] == "Review"
+    clean_up(cluster, REPLAYS, plan, {"spec": {"cancel": True}} if cancels else None)
 
 
 _LIFETIMES = {"Plan": PLAN_LIFETIME, "Audit": AUDIT_LIFETIME, "Review": REVIEW_LIFETIME}

@@ -49,7 +49,7 @@ START_SECONDS = 15.0
 """Time for which an object may wait for what a person has to provide."""
 UNSEEN_SECONDS = 60.0
 """Time within which an operator reconciles a new object."""
-_IN_TURN = {
+_QUEUED = {
     Reason.PROGRESSING,
     Reason.TOO_MANY_RUNS,
     Reason.REPLAY_IN_PROGRESS,
@@ -77,7 +77,7 @@ class Start:
             is_unseen = at - self._since > UNSEEN_SECONDS
             return "no operator has reconciled it; check it by doctor" if is_unseen else ""
         is_late = ready["status"] == "False" and at - self._since > START_SECONDS
-        if "Stalled" in conditions or (is_late and reason not in _IN_TURN):
+        if "Stalled" in conditions or (is_late and reason not in _QUEUED):
             return f"{reason}: {clean(ready['message'])}"
         return ""
 
@@ -91,7 +91,7 @@ def wait_of(body: Body) -> str:
     ready = conditions_of(body).get("Ready") or {}
     if ready.get("status") != "False":
         return ""
-    if run_of(body) or ready["reason"] in _IN_TURN:
+    if run_of(body) or ready["reason"] in _QUEUED:
         return f"{ready['reason']}: {clean(ready['message'])}"
     return f"waits: {ready['reason']}"
 
@@ -321,7 +321,7 @@ def resume(replay: str, flags: WriteFlags) -> None:
 @replay_argument
 @write_options
 def cancel(replay: str, flags: WriteFlags) -> None:
-    """Cancel a Replay. Messages that were moved stay moved; it can't be taken back."""
+    """Cancel a Replay. Messages that were moved stay moved; this can't be undone."""
     _change(replay, {"cancel": True}, "canceled", flags)
 
 

@@ -75,10 +75,14 @@ def main(arguments: list[str]) -> None:
         if reason == _GONE:
             logger.info("the run ends: %s", message)
             return
-        logger.error("%s", message)  # noqa: TRY400
-        _write(job, InspectionRun(failure=JobFailure.of(reason, message)))
-        sys.exit(1)
-    logger.info("read %s messages; %s are selected", run.messages, run.matched)
+        failure = JobFailure.of(reason, message)
+    else:
+        logger.info("read %s messages; %s are selected", run.messages, run.matched)
+        return
+    # After the block: Python would print the unknown error before an error of these lines.
+    logger.error("%s", message)
+    _write(job, InspectionRun(failure=failure))
+    sys.exit(1)
 
 
 def _read(job: InspectionJob) -> InspectionRun:
@@ -213,7 +217,7 @@ def _cause(group: CauseGroup) -> InspectedCause:
 
 
 def _write(job: InspectionJob, run: InspectionRun) -> Body:
-    """Write `status.run`, and return the Inspection.
+    """Write `status.run`, and return the Inspection. Waits while the API server is unavailable.
 
     Raises:
         RedriveError: the Inspection has ended, or was deleted.
@@ -224,20 +228,24 @@ def _write(job: InspectionJob, run: InspectionRun) -> Body:
 async def _written(job: InspectionJob, run: InspectionRun) -> Body:
     key, status = Key(job.namespace, job.name), {"run": run.to_manifest()}
     async with Kubernetes.connect() as kubernetes:
+
+        async def write() -> Body:
+            body = await kubernetes.get(resources.INSPECTIONS, key)
+            is_other = body["metadata"]["uid"] != job.uid
+            if is_other or InspectionStatus.of(body).phase in FINAL:
+                raise _gone(key)
+            await kubernetes.apply_status(
+                resources.INSPECTIONS, body, status, resources.JOB_MANAGER
+            )
+            return body
+
         while True:
             try:
-                body = await when_available(lambda: kubernetes.get(resources.INSPECTIONS, key))
-                is_other = body["metadata"]["uid"] != job.uid
-                if is_other or InspectionStatus.of(body).phase in FINAL:
-                    raise _gone(key)
-                await kubernetes.apply_status(
-                    resources.INSPECTIONS, body, status, resources.JOB_MANAGER
-                )
+                return await when_available(write)
             except NotFoundError as error:
                 raise _gone(key) from error
             except ConflictError:
                 continue
-            return body
 
 
 def _gone(key: Key) -> RedriveError:

@@ -47,7 +47,7 @@ def pulsar_access(spec: BrokerConnectionSpec, through: Key) -> InspectionAccess:
     """
     identity, pulsar = spec.inspection, spec.pulsar
     if identity is None:
-        raise _no_identity(through, "spec.inspection, with a role and where its credentials lie")
+        raise _no_identity(through, "spec.inspection, with a role and its credentials")
     if pulsar.tls is not None and identity.tls is None:
         raise no_trust(through, "spec.pulsar.tls", "spec.inspection.tls")
     return InspectionAccess(
@@ -75,7 +75,8 @@ def rocketmq_access(cluster: RocketMQCluster, through: Key) -> InspectionAccess:
 
 def _no_identity(through: Key, field: str) -> RedriveError:
     return Reason.INSPECTION_IDENTITY_MISSING.error(
-        f"the BrokerConnection {through} names no role for Inspections", remedy=f"give it {field}"
+        f"the BrokerConnection {through} has no credentials for Inspections",
+        remedy=f"give it {field}",
     )
 
 
@@ -83,19 +84,33 @@ def access_violations(
     spec: InspectionSpec, access: InspectionAccess, through: Key
 ) -> Iterator[RedriveError]:
     """Yield an error for each part of an Inspection that the connection does not permit."""
-    if spec.source is InspectedMessages.RETRY and not access.reads_retries:
+    is_rocketmq = isinstance(access.identity, RocketMQInspection)
+    if is_rocketmq and spec.source is InspectedMessages.RETRY:
+        yield Reason.OTHER_BROKER.error(
+            "an Inspection of a RocketMQRetryPolicy reads dead letters only",
+            got="from: Retry",
+            remedy="inspect from: DeadLetter",
+        )
+    elif spec.source is InspectedMessages.RETRY and not access.reads_retries:
         yield Reason.RETRIES_NOT_INSPECTED.error(
             f"the BrokerConnection {through} does not permit to inspect waiting retries",
             remedy="set its inspection.retryTopics to Allowed, or inspect from: DeadLetter",
         )
+    field = "rocketmq.inspection" if is_rocketmq else "inspection"
     if spec.reveals and access.identity.clear_payloads is not Consent.ALLOWED:
         yield Reason.CLEAR_TEXT_NOT_PERMITTED.error(
             f"the BrokerConnection {through} does not permit Inspections in clear text",
-            remedy="create another Inspection after its inspection.clearPayloads is Allowed, or "
-            "one with payload: Masked",
+            remedy=f"create another Inspection after its {field}.clearPayloads is Allowed, or one "
+            "with payload: Masked",
         )
     names = [destination.name for destination in access.destinations]
-    if spec.export is not None and spec.export.destination not in names:
+    if is_rocketmq and spec.export is not None:
+        yield Reason.OTHER_BROKER.error(
+            "an Inspection of a RocketMQRetryPolicy writes no file",
+            got="export",
+            remedy="remove export",
+        )
+    elif spec.export is not None and spec.export.destination not in names:
         yield Reason.DESTINATION_NOT_FOUND.error(
             f"the BrokerConnection {through} names no such destination for files",
             got=spec.export.destination,

@@ -28,7 +28,7 @@ from redrive.api.permissions import Masking, ShownKeys
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages, RocketMQRetryPolicySpec
-from redrive.errors import RedriveError, Requeue
+from redrive.errors import NOTHING, RedriveError, Requeue
 from redrive.inspection.checks import (
     InspectionAccess,
     access_violations,
@@ -173,8 +173,7 @@ async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
         return await _delete_if_over(inspection, ctx)
     run: SparkRun | None = None
     try:
-        async with launching:
-            run = await _run(inspection, ctx)
+        run = await _run(inspection, ctx, launching)
         shown = await _mirror(inspection, run, ctx)
         requeue = Requeue.BACKOFF if run.phase is not Phase.RUNNING else Requeue.ON_CHANGE
     except NotFoundError:
@@ -246,19 +245,17 @@ async def _delete_if_over(inspection: Body, ctx: Context) -> Requeue:
     return Requeue.ON_CHANGE
 
 
-async def _run(inspection: Body, ctx: Context) -> SparkRun:
-    """Return the state of the Job, which is created if it does not exist.
+async def _run(inspection: Body, ctx: Context, launching: asyncio.Lock) -> SparkRun:
+    """Return the state of the Job, which is created under *launching* if it does not exist.
 
     Raises:
         RedriveError: the Inspection can't run, or not now.
     """
     image_template = template_of_jobs("Inspections", ctx)
-    jobs = ctx.applications[resources.JOBS]
     name = launch.name_of(inspection, resources.INSPECTIONS)
-    job = jobs.get(Key(namespace_of(inspection), name))
+    job = ctx.applications[resources.JOBS].get(Key(namespace_of(inspection), name))
     if job is None:
-        job = await _launch(inspection, image_template, ctx)
-        jobs.put(job)
+        job = await _launch(inspection, image_template, ctx, launching)
     run = JOB.run_of(inspection, resources.INSPECTIONS, job)
     if run.phase not in FINAL:
         _check_permitted(inspection, launch.launched_through(job), ctx)
@@ -287,11 +284,37 @@ def _check_permitted(inspection: Body, through: Key, ctx: Context) -> None:
             ) from error
 
 
-async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
-    key, spec = Key.of(inspection), ctx.inspections.derive(_spec, inspection)
+async def _launch(inspection: Body, template: Key, ctx: Context, launching: asyncio.Lock) -> Body:
+    spec = ctx.inspections.derive(_spec, inspection)
     if spec.reveals:
         _check_age(inspection, ctx)
     _check_running(inspection, ctx)  # early: the end of one wakes all that wait
+    # Outside the lock: a hanging broker must not block other launches.
+    wanted, argument = await _application(inspection, template, ctx)
+    async with launching:
+        _check_running(inspection, ctx)
+        if spec.reveals or argument.shown or argument.shows_keys:
+            # Before the Job exists: its author may delete the Inspection at any time after. The
+            # cache retains a part of the spec.
+            launched = await ctx.kubernetes.get(resources.INSPECTIONS, Key.of(inspection))
+            shows = _record(
+                launched, Reason.PROGRESSING, shown=argument.shown, showsKeys=argument.shows_keys
+            )
+            audit_log.info("Inspection starts: %s", shows)
+        job = await ctx.kubernetes.create(JOB.resource, JOB.manifest(wanted))
+        ctx.applications[resources.JOBS].put(job)  # the next launch counts it
+    return job
+
+
+async def _application(
+    inspection: Body, template: Key, ctx: Context
+) -> tuple[launch.JobApplication, InspectionJob]:
+    """Return the Job to create, and the argument of its program.
+
+    Raises:
+        RedriveError: the Inspection can't run, or not now.
+    """
+    key, spec = Key.of(inspection), ctx.inspections.derive(_spec, inspection)
     policy = PolicyKey.of(inspection)
     body, broker = ready_policy(policy, ctx), _BROKERS[policy.kind]
     through = connection_of(body)
@@ -326,16 +349,7 @@ async def _launch(inspection: Body, template: Key, ctx: Context) -> Body:
     )
     await check_prerequisites(wanted, through, launch.lent_objects(access.identity), None, ctx)
     # A failed reading is not repeated: its error is in the status.
-    wanted = replace(wanted, retries=0)
-    if spec.reveals or argument.shown or argument.shows_keys:
-        # Before the Job exists: its author may delete the Inspection at any time after. The cache
-        # retains a part of the spec.
-        launched = await ctx.kubernetes.get(resources.INSPECTIONS, key)
-        shows = _record(
-            launched, Reason.PROGRESSING, shown=argument.shown, showsKeys=argument.shows_keys
-        )
-        audit_log.info("Inspection starts: %s", shows)
-    return await ctx.kubernetes.create(JOB.resource, JOB.manifest(wanted))
+    return replace(wanted, retries=0), argument
 
 
 def _spec(inspection: Body) -> InspectionSpec:
@@ -403,10 +417,8 @@ def _replay_rows(policy: Body) -> list[list[str]]:
     """Return the past Replays that the status of a policy lists, for a report."""
     rows = []
     for result in (policy.get("status") or {}).get("replays") or ():
-        counts = [str(result.get(name, "")) for name in ("moved", "refused")]
-        rows.append(
-            [result["name"], "Run", result["result"], *counts, "", result["completionTime"]]
-        )
+        counts = [str(result.get(name, "")) for name in ("moved", "refused", "deadAgain")]
+        rows.append([result["name"], "Run", result["result"], *counts, result["completionTime"]])
     return rows
 
 
@@ -446,7 +458,7 @@ async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:
     """Return the status that follows from the state of the Job and the report of its pod.
 
     Raises:
-        InspectionFailed: the Job has ended without a summary.
+        InspectionFailed: the Job has failed, or has exited before it finished the run.
         RedriveError: the pod does not start.
     """
     fields: dict[str, Any] = {"phase": run.phase.value, "job": run.key.name}
@@ -461,10 +473,11 @@ async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:
     if run.phase is Phase.COMPLETED and reported.finished:
         counts = f"{reported.messages} messages were read, {reported.matched} are selected"
         return _Shown(inspection, ready(Reason.COMPLETED, counts), fields)
-    failure = reported.failure
+    is_cut_off, failure = run.phase is Phase.COMPLETED, reported.failure
+    end = "exited before it finished the run" if is_cut_off else "failed"
     error = Reason.INSPECTION_FAILED.error(
-        f"the {run.kind} {run.key.name} has ended without a summary",
-        got=f"{failure.reason}: {failure.message}" if failure else run.error,
+        f"the {run.kind} {run.key.name} has {end}",
+        got=f"{failure.reason}: {failure.message}" if failure else run.error or NOTHING,
         remedy="fix the cause and create another Inspection",
     )
     return _explained(inspection, error, run)

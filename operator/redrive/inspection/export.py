@@ -127,6 +127,7 @@ def destined_file(
         except BaseException:
             with suppress(OSError):
                 stream.close()
+            with suppress(OSError):  # also of a stream that can't be closed
                 files.delete_file(part)
             raise
     except OSError as error:

@@ -285,8 +285,8 @@ def _mask_items(items: Sequence[object], depth: int, fields: ShownFields | None)
         for text, run in itertools.groupby(mask(item, depth + 1, fields) for item in items)
     ]
     shown = [f"{text} x{count}" if count > 1 else text for text, count in runs[:_MAX_VARIETY]]
-    rest = sum(count for _, count in runs[_MAX_VARIETY:])
-    return ", ".join([*shown, f"... x{rest}"] if rest else shown)
+    hidden = sum(count for _, count in runs[_MAX_VARIETY:])
+    return ", ".join([*shown, f"... x{hidden}"] if hidden else shown)
 
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:

@@ -134,10 +134,8 @@ class InspectedTopic:
             partitions = broker.read_partitions(
                 self.admin_url, self.name, self.subscription, self.credentials
             )
-        except AuthenticationFailedError as error:
-            raise _unreadable(self, "a token that the broker does not accept") from error
-        except AdminForbiddenError as error:
-            raise _unreadable(self, "a token without the right") from error
+        except (AuthenticationFailedError, AdminForbiddenError) as error:
+            raise _unreadable(self, str(error)) from error
         pieces = [list(ranges.cut(partition, partition.end)) for partition in partitions]
         total = sum(map(_entries_of, pieces))
         chooser = Chooser(choice)

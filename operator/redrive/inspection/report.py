@@ -221,15 +221,15 @@ def _add_arrivals(main: ET.Element, summary: Summary, at: int) -> None:
     """Add bars of messages over time; colours are those of the table of causes."""
     section, groups = _section(main, "Arrivals over time"), summary.ordered
     series = [_plausible(group, summary.interval, at) for group in groups]
-    times = [time for times in series for time in times]
-    if not times:
+    starts = [time for times in series for time in times]
+    if not starts:
         _add(section, "p", "No message has a plausible time.", "soft")
         return
-    first, last = min(times), max(times)
+    first, last = min(starts), max(starts)
     width = max(1, (last - first + BINS) // BINS)
     counts = [[0] * (_COLORS + 1) for _ in range(BINS)]
-    for rank, one in enumerate(series):
-        for time, count in one.items():
+    for rank, times in enumerate(series):
+        for time, count in times.items():
             counts[(time - first) // width][min(rank, _COLORS)] += count
     highest = max(map(sum, counts))
     _add(section, "p", f"At most {highest} messages in {_duration(width)}.", "soft")
@@ -250,7 +250,7 @@ def _add_arrivals(main: ET.Element, summary: Summary, at: int) -> None:
         item = ET.SubElement(legend, "span")
         ET.SubElement(item, "span", {"class": f"chip c{rank}"})
         _add(item, "span", group.name if rank < _COLORS else "other causes")
-    missing = summary.messages - sum(count for one in series for count in one.values())
+    missing = summary.messages - sum(count for times in series for count in times.values())
     if missing:
         _add(section, "p", f"{missing} messages have a time that can't be theirs.", "soft")
 

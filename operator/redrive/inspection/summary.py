@@ -141,7 +141,7 @@ class Summary:
         self.without_key += sequence_key is None
 
     def _counted(self, key: str) -> str | None:
-        """Count *key*; return None if it is not counted."""
+        """Count *key*; return None if the limit of different keys is reached."""
         if key not in self.keys:
             size = sys.getsizeof(key)
             if len(self.keys) >= MAX_KEYS or self._key_bytes + size > MAX_KEY_BYTES:

@@ -53,7 +53,7 @@ class LintRule(enum.Enum):
         "`connectionRef` names no BrokerConnection of these manifests, but nearly one.")
     POLICY_NOT_FOUND = (WARNING,
         "`policyRef` names no policy of these manifests, but nearly one.")
-    OTHER_BROKER = ERROR, "A connection or policy is for another kind of broker."
+    OTHER_BROKER = ERROR, "A connection, a policy or a field is for another kind of broker."
     NAMESPACE_NOT_ALLOWED = (ERROR,
         "No rule of the connection's `allow` is for the namespace of the policy.")
     TOPIC_NOT_ALLOWED = (ERROR,
@@ -74,9 +74,9 @@ class LintRule(enum.Enum):
     DEAD_LETTERS_DISCARDED = (ERROR,
         "A Replay or an Inspection is of a policy that keeps no dead letters.")
     REPLAY_IDENTITY_MISSING = (ERROR,
-        "A Replay is of a policy whose connection has no role for Replays.")
+        "A Replay is of a policy whose connection has no credentials for Replays.")
     INSPECTION_IDENTITY_MISSING = (ERROR,
-        "An Inspection is of a policy whose connection has no role for Inspections.")
+        "An Inspection is of a policy whose connection has no credentials for Inspections.")
     TRUST_NOT_SUPPORTED = (ERROR,
         "The connection has certificate authorities of its own, and none for its jobs.")
     CONSENT_MISSING = (WARNING,

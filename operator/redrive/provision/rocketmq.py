@@ -3,7 +3,7 @@
 The steps are those of a RetryPolicy: desired → observe → diff → apply, at each master. A master
 that does not answer fails the policy after the others are provisioned. There is no circuit breaker:
 while a broker is down, for ten minutes as well, each policy shows `BrokerUnreachable` and is
-repeated at most 15 s apart.
+reconciled again at most 15 s apart.
 
 Who may delete a topic or a group: a policy with `deletionPolicy: Delete` and a rule of the
 connection with `deletion: Allowed`, if redrive created it. No consumer may be connected, and a
@@ -132,28 +132,35 @@ class RocketMQReconciler(Reconciler):
             RedriveError: the policy is refused, or a call failed.
         """
         want = groups.desired_group(spec, replays=connection.has_replays)
-        observes, made = _observes(spec), _Converged()
+        observes, converged = _observes(spec), _Converged()
         async with connection.admin.session() as session:
             masters = await session.masters()
-            await self._observe(spec, want, masters, session, made)
-            made.planned = [a for state in made.states for a in groups.diff_group(want, state)]
+            await self._observe(spec, want, masters, session, converged)
+            converged.planned = [
+                a for state in converged.states for a in groups.diff_group(want, state)
+            ]
             deletion = DeletionPolicy.RETAIN if observes else DeletionPolicy(spec.deletion_policy)
             body = await ensure_cleanup_finalizer(body, deletion, self._publisher())
             if not observes:
-                body = await self._record_intent(want, body, made)
-                for action in made.planned:
+                body = await self._record_intent(want, body, converged)
+                for action in converged.planned:
                     await action.perform(session)
-                    made.done.append(action)
-        if made.done:
-            logger.info("RocketMQRetryPolicy %s: %s", Key.of(body), in_words(made.done))
-        if made.failures:
-            raise made.failures[0]
-        warnings = tuple(groups.group_warnings(spec, made.retention))
+                    converged.done.append(action)
+        if converged.done:
+            logger.info("RocketMQRetryPolicy %s: %s", Key.of(body), in_words(converged.done))
+        if converged.failures:
+            raise converged.failures[0]
+        warnings = tuple(groups.group_warnings(spec, converged.retention))
         if observes:
-            shown = describe_changes(made.planned) or None
-            fields = {"plannedChanges": shown, "blockedBy": None, "deadLetters": made.dead_letters}
-            return Outcome(observed_conditions(made.planned, warnings), fields)
-        return _provisioned(spec, body, made, warnings, self._broker(body))
+            shown = describe_changes(converged.planned) or None
+            fields = {
+                "plannedChanges": shown,
+                "blockedBy": None,
+                "deadLetters": converged.dead_letters,
+            }
+            return Outcome(observed_conditions(converged.planned, warnings), fields)
+        own = {BROKER_DIGEST: self._broker(body), CREATED: sorted(self._recorded(body)) or None}
+        return _provisioned(spec, body, converged, warnings, own)
 
     def _broker(self, body: Body) -> str:
         return digest_of(self._claims.broker_of(body))
@@ -171,7 +178,7 @@ class RocketMQReconciler(Reconciler):
         want: groups.DesiredGroup,
         masters: Sequence[Master],
         session: RocketMQSession,
-        made: _Converged,
+        converged: _Converged,
     ) -> None:
         """Read the state of each master that answers.
 
@@ -184,22 +191,24 @@ class RocketMQReconciler(Reconciler):
                 has_source |= await session.topic(master, spec.topic) is not None
                 state = await groups.observe_group(want, master, session)
                 if queues := state.topics[spec.dead_letter_topic]:
-                    made.dead_letters += await session.count(
+                    converged.dead_letters += await session.count(
                         master, spec.dead_letter_topic, queues.read
                     )
                 retention = await session.retention(master)
             except BrokerUnreachableError as error:
-                made.failures.append(error)
+                converged.failures.append(error)
                 continue
-            made.states.append(state)
-            kept = [time for time in (made.retention, retention) if time is not None]
-            made.retention = min(kept, default=None)
-        if not has_source and not made.failures:
+            converged.states.append(state)
+            kept = [time for time in (converged.retention, retention) if time is not None]
+            converged.retention = min(kept, default=None)
+        if not has_source and not converged.failures:
             raise Reason.TOPIC_NOT_FOUND.error(
                 "the source topic does not exist", got=spec.topic, remedy="create it"
             )
 
-    async def _record_intent(self, want: groups.DesiredGroup, body: Body, made: _Converged) -> Body:
+    async def _record_intent(
+        self, want: groups.DesiredGroup, body: Body, converged: _Converged
+    ) -> Body:
         """Record the names that are about to be created, and return the policy.
 
         Raises:
@@ -207,8 +216,8 @@ class RocketMQReconciler(Reconciler):
         """
         recorded = self._recorded(body)
         names = (want.name, *want.topics)
-        missing = {n for n in names if not any(state.has(n) for state in made.states)}
-        if made.failures or missing <= recorded:  # the other masters may have them
+        missing = {n for n in names if not any(state.has(n) for state in converged.states)}
+        if converged.failures or missing <= recorded:  # the other masters may have them
             return body
         own = {CREATED: sorted(recorded | missing), BROKER_DIGEST: self._broker(body)}
         fields = {INTERNAL: own}
@@ -256,11 +265,16 @@ class RocketMQReconciler(Reconciler):
 def _provisioned(
     spec: RocketMQRetryPolicySpec,
     body: Body,
-    made: _Converged,
+    converged: _Converged,
     warnings: Sequence[StatusWarning],
-    broker: str,
+    own: Body,
 ) -> Outcome:
-    masters = [state.master.name for state in made.states]
+    """Return the result of a policy that is ready.
+
+    Args:
+        own: the whole value of `INTERNAL`; names created at another cluster are not kept.
+    """
+    masters = [state.master.name for state in converged.states]
     message = (
         f"group {spec.group}, {spec.retry_topic} and {spec.dead_letter_topic} are ready at "
         f"{len(masters)} master{'s' if len(masters) > 1 else ''}"
@@ -269,14 +283,14 @@ def _provisioned(
         "retryTopic": spec.retry_topic,
         "deadLetterTopic": spec.dead_letter_topic,
         "masters": masters,
-        "deadLetters": made.dead_letters,
+        "deadLetters": converged.dead_letters,
         "maxRetries": spec.retries if spec.clients is ClientKind.GRPC else None,
         "blockedBy": None,
         "connection": str(connection_of(body)),
-        INTERNAL: {BROKER_DIGEST: broker},
+        INTERNAL: own,
         "plannedChanges": None,
     }
-    events = repaired(body, made.done)
+    events = repaired(body, converged.done)
     return Outcome(ready(Reason.PROVISIONED, message, warnings), fields, events=events)
 
 
@@ -303,8 +317,8 @@ def _observes(spec: RocketMQRetryPolicySpec) -> bool:
     return spec.management_policy is ManagementPolicy.OBSERVE
 
 
-def _is_at_rest(body: Body) -> bool:
-    """Return True if a policy is ready, or stalled by what no watch reports."""
+def _is_polled(body: Body) -> bool:
+    """Return True if a policy is ready, or stalled for a cause that no watch reports."""
     return is_settled(body) or find(body, STALLED) is not None
 
 
@@ -373,10 +387,10 @@ class RocketMQQueue:
                 self._controller.enqueue(Key.of(body))
 
     async def _rotate(self) -> AsyncGenerator[float]:
-        """Reconcile policies at rest one by one, because a broker has no watch."""
-        order, at_rest = PollOrder(), self._table.index(_is_at_rest)
+        """Reconcile ready and stalled policies one by one, because a broker has no watch."""
+        order, polled = PollOrder(), self._table.index(_is_polled)
         while True:
-            keys = at_rest.keys(True)  # noqa: FBT003  the value of the index
+            keys = polled.keys(True)  # noqa: FBT003  the value of the index
             key = order.next(keys)
             yield pause(len(keys), CALLS_PER_RECONCILE, total=len(keys))
             if key is not None:

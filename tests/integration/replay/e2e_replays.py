@@ -238,7 +238,7 @@ STATES: list[tuple[dict[str, str], str, str, str]] = [
     ),
     ({"state": "RUNNING"}, "Running", "Progressing", "is RUNNING"),
     # Without the word of its job that the run is finished.
-    ({"state": "COMPLETED"}, "Failed", "ReplayFailed", "has ended before its run"),
+    ({"state": "COMPLETED"}, "Failed", "ReplayFailed", "has exited before it finished the run"),
     (
         {"state": "FAILED", "errorMessage": "RedriveError: the broker gave no receipt"},
         "Failed", "ReplayFailed", "got 'RedriveError: the broker gave no receipt'",

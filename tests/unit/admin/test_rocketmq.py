@@ -25,6 +25,7 @@ from redrive.admin.guards import Fence
 from redrive.admin.rocketmq import (
     MAX_FRAME,
     MAX_FRAMES,
+    MAX_MASTERS,
     MAX_OFFSET,
     Master,
     RocketMQAdmin,
@@ -174,6 +175,13 @@ async def test_frames_before_the_answer_are_limited() -> None:
         return MAX_FRAMES * frame(opaque=number, flag=0) + frame(listing("a:1"), opaque=number)
 
     assert (await refusal(answer)).reason is Reason.BROKER_UNREACHABLE
+
+
+async def test_cluster_with_too_many_masters_is_refused() -> None:
+    names = json.dumps([f"m{number}" for number in range(MAX_MASTERS + 1)]).encode()
+    body = listing("127.0.0.1:1").replace(b'["a"]', names)
+    error = await refusal(lambda h: frame(body, opaque=h["opaque"]))
+    assert (error.reason, str(MAX_MASTERS) in str(error)) == (Reason.LIMIT_EXCEEDED, True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import click
 import pytest
@@ -24,13 +24,14 @@ from redrive.api import Body
 from redrive.api.replay import Confirmation
 from redrive.cli import output, replays
 from redrive.cli import replay as replay_command
-from redrive.cli.cluster import role_with
+from redrive.cli.cluster import ClusterError, role_with
 from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
 from redrive.cli.output import Live, TableColumn, age, clean, cut, local_time, table, utc_option
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
 from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
+from redrive.errors import RedriveError
 from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 
 CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
@@ -72,6 +73,13 @@ def test_replay_without_valid_selection_exits_with_2(
     captured = capsys.readouterr()
     assert problem in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("duration", ["inf", "nan", "1e18", "-1h", "soon", "1e9d"])
+def test_impossible_duration_is_refused(duration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ignore-outage", "orders", "--for", duration]) == 2
+    problem = f"{duration!r} is no duration; write one like 30s, 2m or 1h"
+    assert problem in capsys.readouterr().err
 
 
 class PlanningCluster:
@@ -138,6 +146,34 @@ def test_replay_with_plan_moves_nothing_even_with_yes(
     assert main(["replay", policy, "--all", "--target", "Source", "--plan", *confirmation]) == 0
     (plan,) = cluster.created
     assert plan["spec"]["mode"] == "Plan"
+
+
+@pytest.mark.parametrize(
+    ("mode", "command"),
+    [
+        ("Plan", "kubectl delete replay fix -n shop"),
+        (
+            "Review",
+            """kubectl patch replay fix -n shop --type merge -p '{"spec": {"cancel": true}}'""",
+        ),
+    ],
+)
+def test_error_of_a_plan_is_kept_if_it_remains(
+    mode: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise ClusterError("the API server does not answer", remedy="wait")
+
+    stalled = {"type": "Stalled", "status": "True"}
+    plan = waiting("ReplayIdentityMissing") | {"spec": {"mode": mode}}
+    plan["status"]["conditions"].append(stalled)
+    states = repeat(SimpleNamespace(objects=(plan,), error=None))
+    cluster = SimpleNamespace(states=lambda *_: states, delete=refuse, patch=refuse)
+    with pytest.raises(RedriveError, match="the plan can't start; got 'ReplayIdentityMissing"):
+        replay_command.planned(cast("Any", cluster), plan)
+    error = capsys.readouterr().err
+    assert "warning: the Replay shop/fix was not " in error
+    assert error.endswith(f"; got the API server does not answer; wait; run {command}\n")
 
 
 @pytest.mark.parametrize("spec", [{}, {"target": None}, {"target": {}}])

@@ -332,6 +332,12 @@ def test_livez_is_503_with_the_stalled_part(port: int, health: Liveness, clock: 
     )
 
 
+def test_endpoint_serves_ipv6(health: Liveness) -> None:
+    """Such a socket takes connections of IPv4 too, so this needs no address of IPv6."""
+    with serving_endpoint("::", 0, health) as port:
+        assert get(port, "/readyz") == (503, "starting\n")
+
+
 def test_idle_connection_to_endpoint_is_closed(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ DEAD_LETTERS = "persistent://shop/prod/orders-fulfilment-DLQ"
 CA = {"caRef": {"name": "ca", "key": "ca.crt"}}
 
 
+CLEAR = {"recipient": "A" * 43 + "=", "payload": "Clear"}
 REVEALING: dict[str, Any] = {
     "connected": connection(inspection=INSPECTOR | {"clearPayloads": "Allowed"}),
     "settings": dataclasses.replace(SETTINGS, clear_payloads=True),
@@ -99,9 +100,8 @@ def soon() -> datetime:
     return created + timedelta(minutes=10)
 
 
-async def reconciled(  # noqa: PLR0913  parts of a cluster
-    body: dict[str, Any],
-    *others: dict[str, Any],
+def cluster(  # noqa: PLR0913  its parts
+    *inspections: dict[str, Any],
     connected: dict[str, Any] | None = None,
     policies: Sequence[dict[str, Any]] = (),
     jobs: Sequence[Body] = (),
@@ -109,13 +109,15 @@ async def reconciled(  # noqa: PLR0913  parts of a cluster
     stored: dict[str, Any] | None = None,
     granted: Sequence[str] = ("inspector",),
     **changes: Any,  # noqa: ANN401  of a Context
-) -> tuple[Requeue, FakeKubernetes]:
-    """Reconcile one Inspection, and return the API server after it.
+) -> tuple[Context, FakeKubernetes]:
+    """Return the caches of an operator, and its API server.
 
-    The server has *stored*, if the operator retains only a part of it.
+    The server has *stored*, if the operator retains only a part of the first Inspection.
     """
     api = api or FakeKubernetes()
-    api.add(resources.INSPECTIONS, stored or body, *others)
+    api.add(resources.INSPECTIONS, *inspections)
+    if stored is not None:
+        api.add(resources.INSPECTIONS, stored)
     template = SETTINGS.replay_template
     assert template is not None
     pod = {"spec": {"containers": [{"image": "job"}]}}
@@ -128,7 +130,7 @@ async def reconciled(  # noqa: PLR0913  parts of a cluster
         {"metadata": {"namespace": "shop", "name": "pulsar-inspector", **usable}},
     )
     context = ctx(
-        inspections=[body, *others],
+        inspections=list(inspections),
         policies=list(policies or [policy()]),
         connections=[connected or connection(inspection=INSPECTOR)],
     )
@@ -139,7 +141,16 @@ async def reconciled(  # noqa: PLR0913  parts of a cluster
         "clock": lambda: NOW,
     }
     changes = defaults | changes
-    context = dataclasses.replace(context, kubernetes=api, **changes)
+    return dataclasses.replace(context, kubernetes=api, **changes), api
+
+
+async def reconciled(
+    body: dict[str, Any],
+    *others: dict[str, Any],
+    **parts: Any,  # noqa: ANN401  of a cluster
+) -> tuple[Requeue, FakeKubernetes]:
+    """Reconcile one Inspection, and return the API server after it."""
+    context, api = cluster(body, *others, **parts)
     return await controller.reconcile(Key.of(body), context, asyncio.Lock()), api
 
 
@@ -188,21 +199,39 @@ async def test_job_reads_dead_letters_of_rocketmq() -> None:
 
 
 @pytest.mark.parametrize(
-    ("access", "spec", "reason"),
+    ("access", "spec", "reason", "words"),
     [
-        ({}, {}, "InspectionIdentityMissing"),
-        ({"authentication": ACCESS_KEY}, {"from": "Retry"}, "RetriesNotInspected"),
+        (
+            {}, {}, "InspectionIdentityMissing",
+            "has no credentials for Inspections; give it spec.rocketmq.inspection, with an access",
+        ),
+        (
+            {"authentication": ACCESS_KEY}, {"from": "Retry"}, "OtherBroker",
+            "reads dead letters only; got 'from: Retry'; inspect from: DeadLetter",
+        ),
+        (
+            {"authentication": ACCESS_KEY}, {"export": {"destination": "archive"}}, "OtherBroker",
+            "an Inspection of a RocketMQRetryPolicy writes no file; got 'export'; remove export",
+        ),
+        (
+            {"authentication": ACCESS_KEY}, {"messages": CLEAR}, "ClearTextNotPermitted",
+            "create another Inspection after its rocketmq.inspection.clearPayloads is Allowed",
+        ),
     ],
-)
-async def test_rocketmq_inspection_needs_access(
-    access: dict[str, Any], spec: dict[str, Any], reason: str
+    ids=["identity", "retries", "file", "clear text"],
+)  # fmt: skip
+async def test_rocketmq_inspection_without_access_has_remedy(
+    access: dict[str, Any], spec: dict[str, Any], reason: str, words: str
 ) -> None:
     _, api = await reconciled(
         inspection(policyRef=IN_ROCKETMQ, **spec),
         connected=rocketmq(**access),
         rocketmq_policies=Cache([ROCKETMQ_POLICY]),
+        settings=REVEALING["settings"],
+        clock=soon,
     )
     assert reason_in(api) == reason
+    assert words in message_in(api)
     assert not api.objects.get(resources.JOBS)
 
 
@@ -214,6 +243,10 @@ def status_in(api: FakeKubernetes) -> dict[str, Any]:
 
 def reason_in(api: FakeKubernetes) -> str:
     return str(status_in(api)["conditions"][0]["reason"])
+
+
+def message_in(api: FakeKubernetes) -> str:
+    return str(status_in(api)["conditions"][0]["message"])
 
 
 @pytest.mark.parametrize(
@@ -289,6 +322,25 @@ async def test_file_goes_to_a_destination_of_the_connection() -> None:
     ]
 
 
+async def test_report_shows_past_replays_of_the_policy() -> None:
+    ended = {"result": "Completed", "completionTime": "2026-11-26T13:00:00Z"}
+    followed = {"name": "fix", "moved": 4, "refused": 0, "deadAgain": 1, **ended}
+    replayed = policy()
+    replayed["status"]["replays"] = [followed, {"name": "first", **ended}]
+    place = {"name": "archive", "uri": "file:///archive"}
+    _, api = await reconciled(
+        inspection(export={"destination": "archive", "format": "HTML"}),
+        connected=connection(inspection=INSPECTOR | {"destinations": [place]}),
+        policies=[replayed],
+    )
+    (job,) = api.objects[resources.JOBS].values()
+    argument = job["spec"]["template"]["spec"]["containers"][0]["args"][-1]
+    assert InspectionJob.decode(argument).replays == [
+        ["fix", "Run", "Completed", "4", "0", "1", "2026-11-26T13:00:00Z"],
+        ["first", "Run", "Completed", "", "", "", "2026-11-26T13:00:00Z"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -325,7 +377,7 @@ async def test_unmet_prerequisite_is_shown_and_no_job_made(
 @pytest.mark.parametrize(
     "result",
     [
-        {"messages": {"recipient": "A" * 43 + "=", "payload": "Clear"}},
+        {"messages": CLEAR},
         {"export": {"destination": "archive", "payload": "Clear"}},
     ],
 )
@@ -386,6 +438,43 @@ async def test_third_inspection_of_a_namespace_waits() -> None:
     jobs = [job_of(others[0]), ended_job(others[1], "Failed")]
     _, api = await reconciled(inspection(), *others, jobs=jobs)
     assert reason_in(api) == "Progressing"
+
+
+class HangingBroker(Broker):
+    """A broker that does not answer until `released` is set.
+
+    Attributes:
+        calls: the number of calls that began.
+    """
+
+    def __init__(self, *granted: str) -> None:
+        super().__init__(*granted)
+        self.calls, self.released = 0, asyncio.Event()
+
+    async def open(self, key: Key) -> SimpleNamespace:
+        self.calls += 1
+        await self.released.wait()
+        return await super().open(key)
+
+
+async def test_hanging_broker_blocks_no_other_launch() -> None:
+    """Those that waited for it do not exceed the number that may run."""
+    broker, launching = HangingBroker("inspector"), asyncio.Lock()
+    names = ("a", "b", "c")
+    context, api = cluster(*map(inspection, names), brokers=broker)
+    reconciles = [
+        asyncio.create_task(controller.reconcile(Key("shop", name), context, launching))
+        for name in names
+    ]
+    for _ in range(60):
+        await asyncio.sleep(0)
+    assert (broker.calls, launching.locked()) == (3, False)
+    broker.released.set()
+    await asyncio.gather(*reconciles)
+    assert len(api.objects[resources.JOBS]) == 2
+    bodies = api.objects[resources.INSPECTIONS].values()
+    reasons = sorted(body["status"]["conditions"][0]["reason"] for body in bodies)
+    assert reasons == ["Progressing", "Progressing", "TooManyRuns"]
 
 
 async def test_jobs_of_deleted_inspections_count_until_their_end() -> None:
@@ -535,20 +624,26 @@ async def test_figures_of_policies_and_others_wake_no_inspection(looks: Looks) -
 
 
 @pytest.mark.parametrize(
-    ("run", "end", "phase", "reason"),
+    ("run", "end", "phase", "reason", "words"),
     [
-        ({"finished": True, "messages": 3, "matched": 2}, "Complete", "Completed", "Completed"),
-        ({"messages": 3}, "Complete", "Failed", "InspectionFailed"),
+        (
+            {"finished": True, "messages": 3, "matched": 2}, "Complete", "Completed", "Completed",
+            "3 messages were read, 2 are selected",
+        ),
+        (
+            {"messages": 3}, "Complete", "Failed", "InspectionFailed",
+            "has exited before it finished the run; fix the cause and create another Inspection",
+        ),
         (
             {"failure": {"reason": "TopicUnreadable", "message": "no"}},
-            "Failed",
-            "Failed",
-            "InspectionFailed",
+            "Failed", "Failed", "InspectionFailed",
+            "has failed; got 'TopicUnreadable: no'; fix the cause and create another Inspection",
         ),
     ],
-)
+    ids=["finished", "exited", "failed"],
+)  # fmt: skip
 async def test_end_follows_from_job_and_its_report(
-    run: dict[str, Any], end: str, phase: str, reason: str
+    run: dict[str, Any], end: str, phase: str, reason: str, words: str
 ) -> None:
     body = inspection(phase="Running")
     api = FakeKubernetes()
@@ -562,6 +657,7 @@ async def test_end_follows_from_job_and_its_report(
     await reconciled(body, jobs=[ended_job(body, end)], api=api)
     status = status_in(api)
     assert (status["phase"], reason_in(api), "completionTime" in status) == (phase, reason, True)
+    assert message_in(api).endswith(words)
 
 
 @pytest.mark.parametrize("payload", ["Masked", "Clear"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pyarrow import fs, parquet
@@ -125,6 +126,31 @@ def test_destined_file_appears_when_it_is_complete(
     problem = r"got 'No such file or directory'; check the destination"
     with raises("NotExported", match=problem), destined_file(f"file://{absent}"):
         pass
+
+
+class FullVolume:
+    """A volume that stores the content of a file, and has no room left once it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir()
+        self.delete_file = os.unlink
+
+    def open_output_stream(self, path: str) -> Self:
+        Path(path).write_bytes(b"clear text")
+        return self
+
+    def close(self) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def test_file_that_cannot_be_closed_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_volume", FullVolume)
+    target = tmp_path / "shop" / "now.jsonl"
+    with raises("NotExported", match="got 'Disk quota"), destined_file(f"file://{target}"):
+        assert len(list(target.parent.iterdir())) == 1
+    assert not list(target.parent.iterdir())
 
 
 def test_target_that_is_no_file_is_not_replaced(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -23,10 +25,13 @@ from redrive.inspection.payloads import CauseCount, MessageRecord
 from redrive.inspection.reader import InspectedTopic, TopicReading
 from redrive.inspection.record import Recorder
 from redrive.inspection.sealing import Recipient, seal
-from redrive.kube import logs
+from redrive.kube import informer, logs, resources
+from redrive.kube.client import Kubernetes, NotFoundError, UnavailableError
+from redrive.kube.resources import Key
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import transport
 from tests.support.dead_letter_rows import dead_letter
+from tests.support.fake_kubernetes import FakeKubernetes
 
 JOB = InspectionJob(
     namespace="shop",
@@ -91,6 +96,49 @@ def test_text_of_an_unknown_error_is_never_shown(
     assert run.failure.reason == reason
     assert run.failure.message in caplog.text
     assert PLANTED not in caplog.text + run.failure.message
+
+
+def test_unwritten_failure_does_not_show_an_unknown_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python prints the context of an error that ends the program."""
+
+    def fail(_: InspectionJob) -> NoReturn:
+        raise ValueError(PLANTED)
+
+    def refuse(*_: object) -> NoReturn:
+        raise NotFoundError("no Inspection", remedy="create it")
+
+    monkeypatch.setattr(program, "_read", fail)
+    monkeypatch.setattr(program, "_write", refuse)
+    monkeypatch.setattr(logs, "to_stderr", lambda _: None)  # the log of the tests
+    with pytest.raises(NotFoundError) as end:
+        program.main([JOB.encode()])
+    assert (end.value.__context__, end.value.__cause__) == (None, None)
+    assert PLANTED not in "".join(traceback.format_exception(end.value))
+
+
+def test_unavailable_api_server_delays_a_status_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may restart between the read of the Inspection and the write of its status."""
+    key, api, calls = Key(JOB.namespace, JOB.name), FakeKubernetes(), list[str]()
+    metadata = {**key._asdict(), "uid": JOB.uid, "resourceVersion": "1"}
+    api.add(resources.INSPECTIONS, {"metadata": metadata, "spec": {}})
+
+    def restart(verb: str, *_: object) -> None:
+        calls.append(verb)
+        if len(calls) in {1, 3}:
+            raise UnavailableError("no answer", remedy="wait")
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Kubernetes]:
+        yield api
+
+    api.before = restart
+    monkeypatch.setattr(Kubernetes, "connect", connect)
+    monkeypatch.setattr(informer, "RETRY_SECONDS", 0)
+    program._write(JOB, InspectionRun(finished=True))  # noqa: SLF001  of the program
+    assert calls == ["get", "get", "apply_status", "get", "apply_status"]
+    assert api.objects[resources.INSPECTIONS][key]["status"]["run"]["finished"]
 
 
 class ListedReading(TopicReading):

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
 from redrive.api.rocketmq import RocketMQMessages
 from redrive.errors import RedriveError
 from redrive.inspection import reader, summary
@@ -38,6 +39,7 @@ from redrive.reading.ranges import Acknowledged, Partition
 from redrive.replay.spec import Choice
 from tests.support.dead_letter_rows import SENT, dead_letter
 from tests.support.fake_rocketmq import FakeCluster
+from tests.support.reasons import raises
 from tests.unit.kube.test_cache import size_of
 
 TOPIC = TopicName.parse("persistent://shop/prod/orders-DLQ")
@@ -200,6 +202,20 @@ def test_reading_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "read_partitions", lambda *_: (large,))
     topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
     assert topic.plan(Choice()).planned == reader.MAX_BYTES // 1_000_000
+
+
+@pytest.mark.parametrize("refusal", [AuthenticationFailedError, AdminForbiddenError])
+def test_refusal_shows_the_answer_of_the_broker(
+    refusal: type[RedriveError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise refusal("the broker refused to read it", got="401 expired", remedy="use another")
+
+    monkeypatch.setattr(broker, "read_partitions", refuse)
+    topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
+    answer = r"can't be read; got .*refused to read it; got '401 expired'.*; check the service URL"
+    with raises("TopicUnreadable", match=answer):
+        topic.plan(Choice())
 
 
 def test_schemas_are_asked_for_once_and_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:

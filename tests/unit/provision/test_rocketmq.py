@@ -13,7 +13,7 @@ import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
-from redrive.api.conditions import find, reason
+from redrive.api.conditions import find, is_ready, reason
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.resources import PAUSE, Key
@@ -165,7 +165,8 @@ async def test_deletion_keeps_topics_with_messages(messages: int) -> None:
     assert ("a", "orders") in shop.cluster.topics
 
 
-async def test_record_of_another_cluster_deletes_nothing() -> None:
+@pytest.mark.parametrize("is_provisioned", [False, True])
+async def test_record_of_another_cluster_deletes_nothing(*, is_provisioned: bool) -> None:
     shop = Shop(deletionPolicy="Delete")
     spec = {"rocketmq": {"nameServers": ["fake:9876"], "authentication": {"type": "None"}}}
     metadata = {"namespace": "shop", "name": "main", "uid": "c", "generation": 1}
@@ -176,6 +177,9 @@ async def test_record_of_another_cluster_deletes_nothing() -> None:
     shop.ctx.connections.put(
         {"metadata": {**metadata, "generation": 2, "resourceVersion": "2"}, "spec": other}
     )
+    if is_provisioned:  # there, where the group and the topics exist
+        await shop.reconcile()
+        assert is_ready(shop.body)
     body = shop.body
     body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "9999"}
     shop.ctx.rocketmq_policies.put(body)

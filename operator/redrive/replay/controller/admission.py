@@ -29,7 +29,7 @@ from redrive.api.replay import (
 from redrive.api.replay_status import FINAL, ReplayRun, is_admitted, is_checked
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.api.rocketmq import RocketMQReplays
-from redrive.errors import InvalidSpecError, RedriveError
+from redrive.errors import NOTHING, InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
 from redrive.kube.cache import Turn
 from redrive.kube.connections import effective_spec, spec_of
@@ -471,7 +471,7 @@ def ready_policy(key: PolicyKey, ctx: Context) -> Body:
     if ready is None or (ready.status, ready.observed_generation) != ("True", generation):
         raise Reason.POLICY_NOT_READY.error(
             f"the {key.kind} {key} is not Ready",
-            got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
+            got=NOTHING if ready is None else f"{ready.reason}: {ready.message}",
             remedy="fix the problem in its conditions; the run starts automatically then",
         )
     return body

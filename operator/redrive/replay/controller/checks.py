@@ -214,11 +214,12 @@ def identity_is_missing(request: RunRequest) -> RedriveError | None:
 
 
 def no_identity(
-    connection: Key, field: str = "spec.replay, with a role and where its credentials lie"
+    connection: Key, field: str = "spec.replay, with a role and its credentials"
 ) -> RedriveError:
     """Return the error of a connection without credentials for Replays, which need *field*."""
     return Reason.REPLAY_IDENTITY_MISSING.error(
-        f"the BrokerConnection {connection} names no role for replays", remedy=f"give it {field}"
+        f"the BrokerConnection {connection} has no credentials for Replays",
+        remedy=f"give it {field}",
     )
 
 
@@ -329,7 +330,7 @@ def replay_is_not_safe(request: RunRequest) -> RedriveError | None:
         return Reason.REPLAY_NOT_SAFE.error(
             f"messages of the RetryPolicy {request.policy_key} are handled again only once the "
             "effects of their first handling were reconciled",
-            got="a Replay without confirmations: [Reconciled]",
+            got=list(spec.confirmations or ()),
             remedy="reconcile them, and make another Replay with confirmations: [Reconciled]",
         )
     return None
@@ -346,7 +347,7 @@ def field_is_required(request: RunRequest) -> RedriveError | None:
         return None
     return Reason.AUTHOR_FIELD_MISSING.error(
         f"the BrokerConnection {request.through} requires fields of Replays that are missing",
-        got=f"no {' and no '.join(missing)}",
+        got=", ".join(missing),
         remedy=f"make another Replay with {' and '.join(missing)}",
     )
 

@@ -73,8 +73,8 @@ async def _key_of_queues(
     keys = await _keys(admitted, ledger, secret, ctx)
     if not recorded and len(keys) > 1 and await _has_messages(admitted, ledger, ctx):
         raise Reason.LEDGER_KEY_LOST.error(
-            f"the status of policy {policy} does not tell with which key of the Secret {secret} "
-            f"{ledger} was written, so what earlier Replays have moved is unknown",
+            f"the status of policy {policy} does not name the key of the Secret {secret} that "
+            f"protects {ledger}, so the messages that earlier Replays moved are unknown",
             got="; ".join(f"entry {name} has key {key.id}" for name, key in keys.items()),
             remedy="record the id of the key of the installation that ran Replays of this policy "
             f"before, or of `{_CURRENT}` if there were none: {_recording(policy, 'ID')}",
@@ -146,9 +146,9 @@ def _chosen(
         if recorded in {key.id, ""}:
             return key
     raise Reason.LEDGER_KEY_LOST.error(
-        f"the Secret {secret} has no key that {ledger} was written with, so what earlier "
-        "Replays have moved is unknown",
-        got=f"key {recorded}" if recorded else "no key",
+        f"the Secret {secret} has no key that {ledger} was written with, so the messages that "
+        "earlier Replays moved are unknown",
+        got=f"key {recorded}",
         remedy="add the lost key to that Secret, as an entry of any name, from a backup or "
         "from the installation that ran Replays of this policy before. If it is lost "
         "permanently, and messages of earlier Replays may be moved twice, remove the record of "
@@ -211,11 +211,22 @@ async def _read(secret: Key, ctx: Context) -> Body:
 async def _keys(
     admitted: Admitted, ledger: str, secret: Key, ctx: Context
 ) -> Mapping[str, LedgerKey]:
-    """Return the keys of a ledger by the operator's Secret, the one of new ledgers first."""
+    """Return the keys of a ledger by the operator's Secret, the one of new ledgers first.
+
+    Raises:
+        LedgerKeyLost: the Secret has none for new ledgers.
+        KubernetesError: it can't be read, or not be created.
+    """
     data = (await _read(secret, ctx)).get("data") or {}
-    if _CURRENT not in data:
-        return {}
     masters = {name: _decoded(data[name]) for name in sorted(data, key=lambda n: n != _CURRENT)}
+    if not masters.get(_CURRENT):
+        raise Reason.LEDGER_KEY_LOST.error(
+            f"the Secret {secret} has no valid entry `{_CURRENT}`, from which the keys of new "
+            "ledgers are derived",
+            got=sorted(data),
+            remedy=f"add an entry `{_CURRENT}` of {2 * KEY_BYTES} hexadecimal digits, or copy a "
+            "valid entry to that name",
+        )
     return {
         name: LedgerKey.derive(master, admitted.job.namespace, ledger)
         for name, master in masters.items()

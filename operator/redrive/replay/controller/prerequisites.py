@@ -324,8 +324,8 @@ async def _check_topic(topic: TopicName, admin: Admin, *, sends: bool) -> None:
     if sends and not all(receivers.parts):
         raise Reason.TARGET_NOT_SUBSCRIBED.error(
             f"{topic}, or one of its partitions, has no durable subscription of an application, so "
-            "messages that are moved there would be lost; those of readers and Pulsar's own do not "
-            "count",
+            "messages moved there would be lost; subscriptions of readers and of Pulsar itself do "
+            "not count",
             got=sorted(receivers.names),
             remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
             f"{topic}`); this Replay starts automatically then",

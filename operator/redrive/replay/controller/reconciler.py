@@ -72,6 +72,7 @@ from redrive.replay.controller.status import (
     next_requeue,
     requeue_after_error,
 )
+from redrive.replay.evidence import LedgerKey
 
 logger = logging.getLogger(__name__)
 audit_log = logging.getLogger("redrive.audit")
@@ -151,6 +152,7 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
         # launched again.
         is_prepared = not _has_finished(replay, reported)
         notices = await _prepare(replay, reported, ctx) if is_prepared else ()
+        key = await _ledger_key(replay, reported, ctx)
         judged = _current(replay, ctx)
         async with launching:
             run = _run(replay, ctx)
@@ -165,7 +167,7 @@ async def _advance(replay: Body, ctx: Context, launching: asyncio.Lock) -> Reque
                 if run.phase not in FINAL:
                     judged = await _let_continue(judged, reported, ctx)
             elif is_prepared and not _has_finished(judged, reported):
-                run = await _launch(replay, reported, ctx)
+                run = await _launch(replay, reported, key, ctx)
                 events += [_launched(replay, run), *notices]
                 judged = await _mark_launched(judged, reported, run, ctx)
         is_late = is_overdue(judged, now) or is_review_overdue(judged, reported, now)
@@ -217,6 +219,23 @@ async def _prepare(replay: Body, reported: ReplayStatus, ctx: Context) -> tuple[
     if find_application(replay, ctx) is None:
         await ctx.replays.derive_aside(admission.checked_spec, replay)
     return tuple(await prepare_target(replay, ctx))
+
+
+async def _ledger_key(
+    replay: Body, reported: ReplayStatus, ctx: Context
+) -> LedgerKey | RedriveError:
+    """Return the key for a launch, or the error for which *replay* can't be launched now.
+
+    Raises:
+        RedriveError: it may be launched, and the key can't be read.
+    """
+    if _has_finished(replay, reported) or find_application(replay, ctx) is not None:
+        return ConflictError("its job was deleted meanwhile", remedy="it is launched again soon")
+    try:
+        template, admitted = template_of_jobs("Replays", ctx), admission.admit(replay, ctx)
+    except RedriveError as error:
+        return error
+    return await keys.ledger_key(replay, admitted, template, ctx)
 
 
 async def _publish_end(
@@ -397,7 +416,9 @@ async def _annotate(replay: Body, annotations: Mapping[str, str], ctx: Context) 
     return after
 
 
-async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:
+async def _launch(
+    replay: Body, reported: ReplayStatus, key: LedgerKey | RedriveError, ctx: Context
+) -> SparkRun:
     """Create the Job or SparkApplication of *replay*, also after an earlier one was deleted.
 
     A second run is safe: it resumes from the ledger.
@@ -408,8 +429,9 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     image_template = template_of_jobs("Replays", ctx)
     check_start(replay, reported, ctx)
     admitted = admission.admit(replay, ctx)
+    if isinstance(key, RedriveError):  # a change has solved it since, and causes a reconcile
+        raise key
     launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
-    key = await keys.ledger_key(replay, admitted, image_template, ctx)
     key_secret = keys.secret_of(replay, key)
     access = pod_access(admitted.identity, admitted.redirect_hosts, key_source(key_secret))
     image = await read_image(image_template, ctx)
@@ -436,8 +458,8 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
     except KubernetesError as error:
         if fields := re.findall(r'unknown field \\*"spec[.]([\w.\[\]-]+)', str(error)):
             raise Reason.JOB_TEMPLATE_INVALID.error(
-                f"the {launcher.resource.kind} of {launcher.resource.group} does not know fields "
-                f"of the job template {template}",
+                f"the {launcher.resource.kind} of {launcher.resource.group} lacks fields of "
+                f"the job template {template}",
                 got=", ".join(fields),
                 remedy="upgrade the Spark operator or the cluster, or remove these fields from the "
                 "template; this Replay starts automatically then",

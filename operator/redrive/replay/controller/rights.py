@@ -112,7 +112,8 @@ async def _record(replay: Body, record: TargetRights, connection: Key, ctx: Cont
     current = ctx.replays.get(Key.of(replay)) or replay
     if record in records and has_finalizer(current, FINALIZER):
         return
-    others = [other for other in records if other.topic != record.topic]
+    replaced = record.topic, record.role
+    others = [other for other in records if (other.topic, other.role) != replaced]
     _check_number(replay, len(others) + 1, connection, ctx)
     await add_finalizer(current, FINALIZER, publisher(ctx))
     await _write(replay, [*others, record], connection, ctx, _missing(replay, connection, ctx))
@@ -208,7 +209,7 @@ async def release(replay: Body, ctx: Context) -> None:
         return
     for connection in [Key.of(body) for body in ctx.connections]:
         for record in _records_of(replay, connection, ctx):
-            await _take_back(replay, record, connection, ctx)
+            await _revoke(replay, record, connection, ctx)
     replay = ctx.replays.get(Key.of(replay)) or replay
     await remove_finalizer(replay, FINALIZER, publisher(ctx))
 
@@ -249,18 +250,20 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
         return Requeue.ON_CHANGE
     except RedriveError as error:
         if since < ABANDON:
-            logger.warning("the rights of a deleted Replay are not taken back yet: %s", error)
+            logger.warning(
+                "the rights of a deleted Replay are not revoked yet, retrying: %s", error
+            )
             return Requeue.BACKOFF
         shown = ObjectEvent(
-            Reason.TARGET_RIGHTS_ABANDONED, f"{error}; take them back", is_warning=True
+            Reason.TARGET_RIGHTS_ABANDONED, f"{error}; revoke them at the broker", is_warning=True
         )
         await publisher(ctx).emit(replay, shown)
         await remove_finalizer(replay, FINALIZER, publisher(ctx))
     return Requeue.ON_CHANGE
 
 
-async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
-    """Take back the actions of one record that are not needed anymore, and forget it."""
+async def _revoke(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
+    """Revoke the actions of one record that are not needed anymore, and forget the record."""
     topic = TopicName.parse(record.topic)
     opened = await _opened(connection, Key.of(replay).namespace, ctx)
     async with _locks.setdefault(topic, asyncio.Lock()):
@@ -275,7 +278,7 @@ async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: C
             ):
                 await change([RightsChange(topic, record.role, take=taken)])
             actions = f"{', '.join(sorted(taken))} of {record.role} on {record.topic}"
-            logger.info("Replay %s: rights taken back: %s", Key.of(replay), actions)
+            logger.info("Replay %s: rights revoked: %s", Key.of(replay), actions)
         # Within the lock: of two Replays that end at once, the second has to see none of the first.
         records = _records_of(replay, connection, ctx)
         others = [other for other in records if other != record]

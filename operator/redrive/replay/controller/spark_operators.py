@@ -428,9 +428,10 @@ def choose_operator(ctx: Context) -> Launcher:
     for launcher in enabled:
         if launcher.resource not in ctx.missing:
             return launcher
+    groups = " or ".join(launcher.resource.group for launcher in enabled)
     raise Reason.SPARK_OPERATOR_NOT_FOUND.error(
-        "no kind SparkApplication, which runs Replays, is installed in this cluster",
-        got=f"none of {' or '.join(launcher.resource.group for launcher in enabled)}",
+        f"no kind SparkApplication{' of ' * bool(groups)}{groups} is installed in this cluster, so "
+        "no Replay can run with engine Spark",
         remedy="install the Spark operator, and this Replay starts automatically; or make another "
         "one with engine Job",
     )

@@ -18,7 +18,7 @@ from redrive.api.conditions import (
 )
 from redrive.api.replay import Mode, ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayRun, ReplayStatus, RunReview
-from redrive.errors import RedriveError, Requeue
+from redrive.errors import NOTHING, RedriveError, Requeue
 from redrive.kube import resources
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason, requeue_of
@@ -53,11 +53,12 @@ def mirror(
         return _completed(replay, reported)
     name, is_review = run.key.name, reported.run.review is not None
     if run.phase in FINAL and not reported.run.finished:
-        cut_off = run.phase is Phase.COMPLETED
+        is_cut_off = run.phase is Phase.COMPLETED
+        end = "exited before it finished the run" if is_cut_off else "failed"
         failure = reported.run.failure
         raise Reason.REPLAY_FAILED.error(
-            f"the {run.kind} {name} has {'ended before its run' if cut_off else 'failed'}",
-            got=f"{failure.reason}: {failure.message}" if failure else run.error,
+            f"the {run.kind} {name} has {end}",
+            got=f"{failure.reason}: {failure.message}" if failure else run.error or NOTHING,
             remedy="fix the cause and make another Replay, which moves the messages that are left",
         )
     is_job = run.kind == resources.JOBS.kind

@@ -599,9 +599,9 @@ def test_discarding_policy_has_nothing_to_replay() -> None:
 @pytest.mark.parametrize(
     ("spec", "missing"),
     [
-        ({}, "no reason and no ticket"),
-        ({"reason": "fixed"}, "no ticket"),
-        ({"ticket": "OPS-1", "mode": "Review"}, "no reason"),
+        ({}, "reason, ticket"),
+        ({"reason": "fixed"}, "ticket"),
+        ({"ticket": "OPS-1", "mode": "Review"}, "reason"),
     ],
 )
 def test_required_reason_and_ticket_hold_a_replay(spec: dict[str, str], missing: str) -> None:

@@ -252,7 +252,7 @@ async def test_target_with_only_system_subscriptions_is_refused(
     deduplicate(broker, "orders")
     topic = broker.namespaces["shop/prod"].topics["orders"]
     topic.parts = {"-partition-0": ["s", only], "-partition-1": [only]}
-    with raises(Reason.TARGET_NOT_SUBSCRIBED, match="those of readers"):
+    with raises(Reason.TARGET_NOT_SUBSCRIBED, match="subscriptions of readers"):
         await prepare(broker, target={"type": "Source"})
     assert rights(broker, "orders") == {}
     topic.parts["-partition-1"].append("s")

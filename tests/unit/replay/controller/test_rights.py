@@ -1,4 +1,4 @@
-"""Rights at a target: recorded, granted, shared, and taken back whatever the end of a Replay."""
+"""Rights at a target: recorded, granted, shared, and revoked whatever the end of a Replay."""
 
 from __future__ import annotations
 
@@ -253,6 +253,27 @@ async def test_right_ends_while_another_role_keeps_its_own(place: Rights) -> Non
     await place.reconcile("first")
     assert place.granted == {"billing": ["consume"]}
     assert place.records == of_second
+
+
+async def test_right_of_former_role_ends_with_replay(place: Rights) -> None:
+    """The role of the connection is changed while the Replay waits."""
+    place.add_two()
+    await place.prepare("first")
+    own = place.records["uid-first"][0]
+    after = await place.kubernetes.patch_status(
+        resources.CONNECTIONS,
+        Key("shop", "main"),
+        {"targetRights": {"uid-first": [{**own, "role": "former"}]}},
+    )
+    place.ctx.connections.renew(after)
+    grants = place.broker.namespaces["shop/prod"].grants[f"{PREFIX}/checked"]
+    grants["former"] = grants.pop("replayer")
+    await place.prepare("first")
+    assert sorted(place.granted) == ["billing", "former", "replayer"]
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+    assert place.records == {}
 
 
 async def test_shared_right_ends_with_replays_ending_at_once(place: Rights) -> None:

@@ -1,0 +1,305 @@
+"""Commands at an API server of the test: watches, errors, and objects that they show."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from redrive.api import GROUP, VERSION, Body
+from redrive.cli import cluster as cluster_module
+from redrive.cli import policies
+from redrive.cli.cluster import SELF_REVIEWS, Cluster, ClusterError
+from redrive.cli.frame import ClusterFlags
+from redrive.cli.main import main
+from redrive.cli.policies import View, history_of
+from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from tests.support.waiting import wait_until
+
+AT = "2026-11-27T01:00:00Z"
+CONTEXT = """\
+apiVersion: v1
+kind: Config
+current-context: shop
+contexts: [{{name: shop, context: {{cluster: shop, user: ann, namespace: shop}}}}]
+clusters: [{{name: shop, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: ann, user: {{}}}}]
+"""
+POLICY: Body = {
+    **POLICIES.typed,
+    "metadata": {"name": "orders", "namespace": "shop", "uid": "p"},
+    "spec": {"connectionRef": {"name": "main"}, "topic": "t", "subscription": "s"},
+}
+Answer = tuple[int, Body]
+
+
+def listed(*items: Body) -> Answer:
+    return 200, {"metadata": {"resourceVersion": "7"}, "items": list(items)}
+
+
+class ApiServer(ThreadingHTTPServer):
+    """An API server with the answers of a test.
+
+    Attributes:
+        answers: by path, or `watch` and a path; a function is called for each request.
+        requests: methods and paths, oldest first.
+        closed: number of closed connections.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, kubeconfig: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        kubeconfig.write_text(CONTEXT.format(port=self.server_port), "utf-8")
+        self.flags = ClusterFlags(kubeconfig=str(kubeconfig))
+        self.answers: dict[str, Answer | Callable[[], Answer]] = {}
+        self.requests: list[str] = []
+        self.closed = 0
+
+    def run(self, *arguments: str) -> int:
+        """Run a command with this cluster; return its exit code."""
+        return main([*arguments, "--kubeconfig", str(self.flags.kubeconfig)])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ApiServer
+
+    def _answer(self) -> None:
+        path, _, query = self.path.partition("?")
+        name = f"watch {path}" if "watch=true" in query else path
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.requests.append(f"{self.command} {name}")
+        answer = self.server.answers.get(name, (404, {}))
+        status, body = answer() if callable(answer) else answer
+        content = json.dumps(body).encode() if body else b""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815  of the base class
+
+    def finish(self) -> None:
+        super().finish()
+        self.server.closed += 1
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path / "kubeconfig") as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_watch_that_has_ended_can_be_closed(server: ApiServer) -> None:
+    """The API server ends a watch; the command closes it while the objects are listed again."""
+    path, listing, closed = POLICIES.path("shop"), Event(), Event()
+
+    def list_again() -> Answer:
+        listing.set()
+        assert closed.wait(60)
+        return listed()
+
+    def list_first() -> Answer:
+        server.answers[path] = list_again
+        return listed(POLICY)
+
+    server.answers |= {path: list_first, f"watch {path}": (200, {})}
+    snapshots = Cluster(server.flags).watch(POLICIES, "shop")
+    assert next(snapshots).objects == (POLICY,)
+    assert listing.wait(60)
+    snapshots.close()
+    closed.set()
+
+
+def test_first_snapshot_precedes_changes_of_the_watch(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a watch replaces an object by deleting and inserting it."""
+
+    def start(*, args: tuple[str, list[Body]], **_: object) -> Any:  # noqa: ANN401  a thread
+        return SimpleNamespace(start=args[1].clear)
+
+    monkeypatch.setattr(cluster_module, "Thread", start)
+    server.answers[POLICIES.path("shop")] = listed(POLICY)
+    snapshots = Cluster(server.flags).watch(POLICIES, "shop")
+    assert next(snapshots).objects == (POLICY,)
+    snapshots.close()
+
+
+@pytest.mark.parametrize(("status", "is_repeated"), [(403, False), (500, False), (410, True)])
+def test_refused_watch_is_repeated_after_a_pause(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, status: int, *, is_repeated: bool
+) -> None:
+    """An expired version, status 410, is listed again at once."""
+    monkeypatch.setattr(cluster_module, "RENEW_SECONDS", 3_600.0)
+    path = POLICIES.path("shop")
+    server.answers |= {path: listed(POLICY), f"watch {path}": (status, {"message": "no"})}
+    snapshots = Cluster(server.flags).watch(POLICIES, "shop")
+    next(snapshots)
+    wait_until(lambda: server.closed)
+    if is_repeated:
+        wait_until(lambda: server.requests.count(f"GET watch {path}") > 3)
+    else:
+        time.sleep(0.2)
+        assert server.requests == [f"GET {path}", f"GET watch {path}"]
+    snapshots.close()
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"a: [", b"\xff", b"- a", b"text"],
+    ids=["folder", "no YAML", "no text", "list", "string"],
+)  # fmt: skip
+def test_unreadable_kubeconfig_is_refused(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kubeconfig"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    assert main(["status", "--kubeconfig", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: the kubeconfig can't be used; got ")
+    assert error.endswith("; check it, and --context\n")
+
+
+BUSY = "the API server can't process the request now"
+CORRECT = "correct the option or the object that the message names"
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "problem", "remedy"),
+    [
+        (422, "spec is bad", "the API server refuses GET; got 'spec is bad'", CORRECT),
+        (403, "quota is used up", "the API server refuses; got 'quota is used up'", CORRECT),
+        (429, "", f"{BUSY}; got 'HTTP 429'", "check the API server if it persists"),
+        (503, "", f"{BUSY}; got 'HTTP 503'", "check the API server if it persists"),
+        (409, "stale", "; got 'stale'", "read the object again, and repeat the command"),
+        (400, "strict decoding error: x", f"{GROUP} definitions of the cluster lack a", "upgrade"),
+    ],
+)
+def test_refusal_names_the_remedy_of_its_status(
+    server: ApiServer, status: int, message: str, problem: str, remedy: str
+) -> None:
+    server.answers[POLICIES.path("shop", "orders")] = status, {"message": message}
+    with pytest.raises(ClusterError) as caught:
+        Cluster(server.flags).get(POLICIES, "shop", "orders")
+    error = str(caught.value)
+    assert problem in error
+    assert remedy in error.rpartition("; got ")[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "finding"),
+    [
+        (404, "", f"the cluster of context shop has no {GROUP} definitions"),
+        (503, "not now", f"{BUSY}; got 'not now'"),
+        (403, "forbidden", "the API server refuses; got 'forbidden'"),
+    ],
+)
+def test_doctor_shows_why_it_found_no_definitions(
+    server: ApiServer, status: int, message: str, finding: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers |= {
+        SELF_REVIEWS: (201, {"status": {"userInfo": {"username": "ann"}}}),
+        f"/apis/{GROUP}/{VERSION}": (status, {"message": message}),
+    }
+    assert server.run("doctor", "--exit-code") == 3
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("definitions  failed  ")
+    assert finding in line
+
+
+def replay(name: str, created: str, ended: str | None) -> Body:
+    status = {"phase": "Completed", "completionTime": ended} if ended else {"phase": "Running"}
+    metadata = {"name": name, "namespace": "shop", "uid": name, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"policyRef": {"name": "orders"}}, "status": status}
+
+
+def test_history_shows_running_replays_then_the_latest(server: ApiServer) -> None:
+    results = [
+        {"name": name, "uid": name, "phase": "Completed", "result": "Completed", "moved": 1}
+        | {"completionTime": f"2026-11-27T0{hour}:00:00Z"}
+        for name, hour in (("deleted-2", 2), ("deleted-5", 5))
+    ]
+    replays = (
+        replay("ended-6", "2026-11-27T00:00:00Z", "2026-11-27T06:00:00Z"),
+        replay("running", "2026-11-27T01:00:00Z", None),
+        replay("ended-4", "2026-11-27T02:00:00Z", "2026-11-27T04:00:00Z"),
+        replay("pending", "2026-11-27T03:00:00Z", None),
+    )
+    server.answers[POLICIES.path("shop", "orders")] = (
+        200,
+        {**POLICY, "status": {"replays": results}},
+    )
+    server.answers[REPLAYS.path("shop")] = listed(*replays)
+    names = [record["name"] for record in history_of(Cluster(server.flags), "shop", "orders")]
+    assert names == ["pending", "running", "ended-6", "deleted-5", "ended-4", "deleted-2"]
+
+
+def test_status_survives_a_failed_request(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(Cluster(server.flags), server.flags, "orders", None, shows_all=False)
+    with pytest.raises(ClusterError):
+        view.overview([POLICY])
+    connection = {"metadata": {"name": "main", "namespace": "shop"}, "spec": {}}
+    server.answers |= {
+        CONNECTIONS.path("shop", "main"): (200, connection),
+        POLICIES.path("shop", "orders"): (200, POLICY),
+        REPLAYS.path("shop"): listed(replay("fix", AT, None)),
+    }
+    overview = view.overview([POLICY])
+    assert [record["name"] for record in overview.policies[0]["replays"]] == ["fix"]
+    requests = list(server.requests)
+    assert view.overview([POLICY]) == overview
+    assert server.requests == requests
+    monkeypatch.setattr(policies, "READ_SECONDS", 0.0)
+    server.answers = dict.fromkeys(server.answers, (503, {}))
+    assert view.overview([POLICY]) == overview
+    assert len(server.requests) > len(requests)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "spec", "problem"),
+    [
+        ({"redrive.io/paused": "true"}, {}, "the policy is paused"),
+        ({}, {"managementPolicy": "Observe"}, "the operator only observes the policy"),
+    ],
+)
+def test_outage_is_not_ignored_without_the_operator(
+    server: ApiServer, annotations: Body, spec: Body, problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The ConfigMap of consumers would not change; the end of a request is accepted."""
+    metadata = {**POLICY["metadata"], "annotations": annotations}
+    policy = {**POLICY, "metadata": metadata, "spec": POLICY["spec"] | spec}
+    server.answers |= {
+        SELF_REVIEWS: (201, {"status": {"userInfo": {"username": "ann"}}}),
+        POLICIES.path("shop", "orders"): (200, policy),
+    }
+    assert server.run("ignore-outage", "orders", "--for", "1h") == 1
+    assert problem in capsys.readouterr().err
+    assert server.run("ignore-outage", "orders", "--stop") == 0
+    assert server.requests[-1].startswith("PATCH ")
+
+
+def test_request_without_time_limit_is_sent(server: ApiServer) -> None:
+    """As of kubectl, `--request-timeout 0` is no limit."""
+    server.answers[POLICIES.path("shop")] = listed()
+    assert server.run("status", "--request-timeout", "0") == 0
