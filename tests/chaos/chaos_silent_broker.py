@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 from tests.support.installed_operator import metric
+from tests.support.waiting import wait_until
 
 POLICIES = 20
 LONGEST_PAUSE = 5.0
@@ -48,6 +50,9 @@ def test_unreachable_broker_is_probed_until_policies_recover(
     assert metric(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 1
 
     connections = shop.cluster.kubectl("get", "brokerconnections", "-A", "-oname").split()
+    # Those of other tests too: until then their policies call the broker side by side.
+    are_open = partial(metric, installed, "redrive_breaker_open")
+    wait_until(lambda: are_open() == len(connections))
     calls, since = unanswered(installed), time.monotonic()
     shop.delete(names.pop())
     time.sleep(LONGEST_PAUSE)
