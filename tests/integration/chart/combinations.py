@@ -21,7 +21,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "rbac": {"aggregate": False},
         "admissionPolicy": {"create": False},
     },
-    "run no Replays, and have no rights to Jobs and SparkApplications": {
+    "run no Replays and no Inspections, and have no rights to Jobs and SparkApplications": {
         "replay": {"enabled": False}
     },
     "read Secrets in some namespaces only": {"rbac": {"secretNamespaces": ["default"]}},
