@@ -29,6 +29,8 @@ class InspectionAccess(NamedTuple):
         reads_retries: True if messages that wait for a retry may be read.
         destinations: places for files.
         role: to which the policy grants its rights; empty without grants.
+        field: of the spec of the connection, with its permissions.
+        may_extend: True if that field can permit waiting retries and files.
     """
 
     identity: InspectionIdentity | RocketMQInspection
@@ -37,6 +39,8 @@ class InspectionAccess(NamedTuple):
     reads_retries: bool = False
     destinations: tuple[Destination, ...] = ()
     role: str = ""
+    field: str = "inspection"
+    may_extend: bool = True
 
 
 def pulsar_access(spec: BrokerConnectionSpec, through: Key) -> InspectionAccess:
@@ -70,7 +74,7 @@ def rocketmq_access(cluster: RocketMQCluster, through: Key) -> InspectionAccess:
         raise _no_identity(through, "spec.rocketmq.inspection, with an access key for jobs")
     if cluster.tls is not None and cluster.inspection.tls is None:
         raise no_trust(through, "spec.rocketmq.tls", "spec.rocketmq.inspection.tls", "Inspections")
-    return InspectionAccess(cluster.inspection)
+    return InspectionAccess(cluster.inspection, field="rocketmq.inspection", may_extend=False)
 
 
 def _no_identity(through: Key, field: str) -> RedriveError:
@@ -84,38 +88,26 @@ def access_violations(
     spec: InspectionSpec, access: InspectionAccess, through: Key
 ) -> Iterator[RedriveError]:
     """Yield an error for each part of an Inspection that the connection does not permit."""
-    is_rocketmq = isinstance(access.identity, RocketMQInspection)
-    if is_rocketmq and spec.source is InspectedMessages.RETRY:
-        yield Reason.OTHER_BROKER.error(
-            "an Inspection of a RocketMQRetryPolicy reads dead letters only",
-            got="from: Retry",
-            remedy="inspect from: DeadLetter",
-        )
-    elif spec.source is InspectedMessages.RETRY and not access.reads_retries:
+    if spec.source is InspectedMessages.RETRY and not access.reads_retries:
+        permit = f"set its {access.field}.retryTopics to Allowed, or " if access.may_extend else ""
         yield Reason.RETRIES_NOT_INSPECTED.error(
             f"the BrokerConnection {through} does not permit to inspect waiting retries",
-            remedy="set its inspection.retryTopics to Allowed, or inspect from: DeadLetter",
+            remedy=f"{permit}inspect from: DeadLetter",
         )
-    field = "rocketmq.inspection" if is_rocketmq else "inspection"
     if spec.reveals and access.identity.clear_payloads is not Consent.ALLOWED:
         yield Reason.CLEAR_TEXT_NOT_PERMITTED.error(
             f"the BrokerConnection {through} does not permit Inspections in clear text",
-            remedy=f"create another Inspection after its {field}.clearPayloads is Allowed, or one "
-            "with payload: Masked",
+            remedy=f"create another Inspection after its {access.field}.clearPayloads is Allowed, "
+            "or one with payload: Masked",
         )
     names = [destination.name for destination in access.destinations]
-    if is_rocketmq and spec.export is not None:
-        yield Reason.OTHER_BROKER.error(
-            "an Inspection of a RocketMQRetryPolicy writes no file",
-            got="export",
-            remedy="remove export",
-        )
-    elif spec.export is not None and spec.export.destination not in names:
+    others = ", ".join(names)
+    if spec.export is not None and spec.export.destination not in names:
+        permit = f", or add it to its {access.field}.destinations" if access.may_extend else ""
         yield Reason.DESTINATION_NOT_FOUND.error(
             f"the BrokerConnection {through} names no such destination for files",
             got=spec.export.destination,
-            remedy=f"use one of {', '.join(names) or 'none'}, or add it to its "
-            "inspection.destinations",
+            remedy=f"{f'use one of {others}' if others else 'remove export'}{permit}",
         )
 
 

@@ -112,7 +112,8 @@ def test_losing_target_is_refused_until_it_keeps_messages(shop: Shop) -> None:
     reader = client.create_reader(target, pulsar.MessageId.latest)
     shop.replay("reader", target={"type": "Topic", "topic": target})
     refused = shop.reaches("reader", "Pending", "TargetNotSubscribed")
-    assert "subscriptions of readers and of Pulsar itself do not count" in refused["Stalled"]["message"]
+    message = refused["Stalled"]["message"]
+    assert "subscriptions of readers and of Pulsar itself do not count" in message
     shop.kubectl("delete", "replay", "reader")  # else it runs once the target keeps messages
     reader.close()
     client.close()

@@ -206,12 +206,12 @@ async def test_job_reads_dead_letters_of_rocketmq() -> None:
             "has no credentials for Inspections; give it spec.rocketmq.inspection, with an access",
         ),
         (
-            {"authentication": ACCESS_KEY}, {"from": "Retry"}, "OtherBroker",
-            "reads dead letters only; got 'from: Retry'; inspect from: DeadLetter",
+            {"authentication": ACCESS_KEY}, {"from": "Retry"}, "RetriesNotInspected",
+            "does not permit to inspect waiting retries; inspect from: DeadLetter",
         ),
         (
-            {"authentication": ACCESS_KEY}, {"export": {"destination": "archive"}}, "OtherBroker",
-            "an Inspection of a RocketMQRetryPolicy writes no file; got 'export'; remove export",
+            {"authentication": ACCESS_KEY}, {"export": {"destination": "archive"}},
+            "DestinationNotFound", "no such destination for files; got 'archive'; remove export",
         ),
         (
             {"authentication": ACCESS_KEY}, {"messages": CLEAR}, "ClearTextNotPermitted",
