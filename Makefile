@@ -79,7 +79,7 @@ soak: ## Disturb consumers of all kinds for minutes, and account for every messa
 	$(python) -m sandbox prepare
 	$(python) -m pytest --capture=sys -o python_files='soak_*.py' -o timeout=0 tests/soak $(SOAK)
 
-bench: ## Run the benchmarks in a sandbox of their own (45 minutes) and print a table
+bench: ## Run the benchmarks in a sandbox of their own (an hour and a half) and print a table
 	$(python) -m sandbox prepare
 	$(python) -m pytest --full-jit -o python_files='bench_*.py' -o timeout=0 tests/benchmarks $(BENCH)
 
