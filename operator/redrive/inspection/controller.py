@@ -28,7 +28,7 @@ from redrive.api.permissions import Masking, ShownKeys
 from redrive.api.replay import ReplayEngine
 from redrive.api.replay_status import FINAL, Phase, ReplayStatus
 from redrive.api.rocketmq import RocketMQMessages, RocketMQRetryPolicySpec
-from redrive.errors import NOTHING, RedriveError, Requeue
+from redrive.errors import RedriveError, Requeue
 from redrive.inspection.checks import (
     InspectionAccess,
     access_violations,
@@ -65,7 +65,7 @@ from redrive.replay.controller.prerequisites import (
 )
 from redrive.replay.controller.reconciler import audit_log, audit_record
 from redrive.replay.controller.spark_operators import JOB, SparkRun
-from redrive.replay.controller.status import check_started
+from redrive.replay.controller.status import check_started, ended_unfinished
 
 MOST_RUNNING = 2
 """Inspections of a namespace that run at the same time."""
@@ -473,13 +473,8 @@ async def _mirror(inspection: Body, run: SparkRun, ctx: Context) -> _Shown:
     if run.phase is Phase.COMPLETED and reported.finished:
         counts = f"{reported.messages} messages were read, {reported.matched} are selected"
         return _Shown(inspection, ready(Reason.COMPLETED, counts), fields)
-    is_cut_off, failure = run.phase is Phase.COMPLETED, reported.failure
-    end = "exited before it finished the run" if is_cut_off else "failed"
-    error = Reason.INSPECTION_FAILED.error(
-        f"the {run.kind} {run.key.name} has {end}",
-        got=f"{failure.reason}: {failure.message}" if failure else run.error or NOTHING,
-        remedy="fix the cause and create another Inspection",
-    )
+    remedy = "fix the cause and create another Inspection"
+    error = ended_unfinished(Reason.INSPECTION_FAILED, run, reported.failure, remedy)
     return _explained(inspection, error, run)
 
 

@@ -17,7 +17,14 @@ from redrive.api.conditions import (
     written,
 )
 from redrive.api.replay import Mode, ReplayEngine
-from redrive.api.replay_status import FINAL, Phase, ReplayRun, ReplayStatus, RunReview
+from redrive.api.replay_status import (
+    FINAL,
+    JobFailure,
+    Phase,
+    ReplayRun,
+    ReplayStatus,
+    RunReview,
+)
 from redrive.errors import NOTHING, RedriveError, Requeue
 from redrive.kube import resources
 from redrive.policy.values import parse_duration
@@ -31,6 +38,25 @@ _GRACE = timedelta(minutes=2)
 
 ShownStatus = tuple[tuple[Condition, ...], dict[str, Any]]
 """Conditions, and the fields of the status beside them."""
+
+
+def ended_unfinished(
+    reason: Reason, run: SparkRun, failure: JobFailure | None, remedy: str
+) -> RedriveError:
+    """Return the error of a run, of a Replay or an Inspection, that did not report its end.
+
+    Args:
+        reason: of the error.
+        run: state of the application, which has ended.
+        failure: the last one that its job has reported, if any.
+        remedy: of the error.
+    """
+    end = "exited before it finished the run" if run.phase is Phase.COMPLETED else "failed"
+    return reason.error(
+        f"the {run.kind} {run.key.name} has {end}",
+        got=f"{failure.reason}: {failure.message}" if failure else run.error or NOTHING,
+        remedy=remedy,
+    )
 
 
 def mirror(
@@ -53,14 +79,8 @@ def mirror(
         return _completed(replay, reported)
     name, is_review = run.key.name, reported.run.review is not None
     if run.phase in FINAL and not reported.run.finished:
-        is_cut_off = run.phase is Phase.COMPLETED
-        end = "exited before it finished the run" if is_cut_off else "failed"
-        failure = reported.run.failure
-        raise Reason.REPLAY_FAILED.error(
-            f"the {run.kind} {name} has {end}",
-            got=f"{failure.reason}: {failure.message}" if failure else run.error or NOTHING,
-            remedy="fix the cause and make another Replay, which moves the messages that are left",
-        )
+        remedy = "fix the cause and make another Replay, which moves the messages that are left"
+        raise ended_unfinished(Reason.REPLAY_FAILED, run, reported.run.failure, remedy)
     is_job = run.kind == resources.JOBS.kind
     engine = ReplayEngine.JOB if is_job else ReplayEngine.SPARK
     fields: dict[str, Any] = {"phase": run.phase.value, "engine": engine.value}
