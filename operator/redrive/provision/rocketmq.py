@@ -272,7 +272,7 @@ def _provisioned(
     """Return the result of a policy that is ready.
 
     Args:
-        own: the whole value of `INTERNAL`; names created at another cluster are not kept.
+        own: fields of `INTERNAL` to write; None as `CREATED` removes the names of another cluster.
     """
     masters = [state.master.name for state in converged.states]
     message = (
