@@ -256,6 +256,14 @@ class Turns:
         """Return the ranks and keys of at most *count* objects, the lowest rank first."""
         return tuple(self._queues.get(queue, ())[:count])
 
+    def count(self, queue: Hashable) -> int:
+        """Return the number of objects in a queue."""
+        return len(self._queues.get(queue, ()))
+
+    def before(self, turn: Turn) -> int:
+        """Return the number of objects in the queue of *turn* whose rank is lower."""
+        return bisect_left(self._queues.get(turn.queue, []), (turn.rank,))
+
     def note(self, key: Key, after: Body | None) -> None:
         """Apply a change."""
         turn = None if after is None else self._turn_of(after)

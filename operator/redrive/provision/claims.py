@@ -23,7 +23,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 from redrive.admin.model import broker_at
@@ -31,7 +30,7 @@ from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections
-from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.cache import Cache, Turn, needs_reconcile
 from redrive.kube.connections import (
     broker_of,
     connection_of,
@@ -396,22 +395,16 @@ def excess(body: Body, policies: Cache, most: int) -> int:
 
     For another one, return the number of them all.
     """
-    group, peers = _namespace_and_connection(body), policies.index(_namespace_and_connection)
-    count, own = peers.count(group), _seniority(body)
-    if count <= most:
-        return 0
-    before = sum(1 for _ in islice((p for p in peers.get(group) if _seniority(p) < own), most))
-    return count if before == most else 0
+    peers, turn = policies.turns(_turn_among_peers), _turn_among_peers(body)
+    return peers.count(turn.queue) if peers.before(turn) >= most else 0
 
 
-def _namespace_and_connection(body: Body) -> tuple[str, Key]:
-    return Key.of(body).namespace, connection_of(body)
-
-
-def _seniority(body: Body) -> tuple[bool, str, str]:
+def _turn_among_peers(body: Body) -> Turn:
+    """Return the turn of a policy among those of its namespace and connection."""
     metadata = body["metadata"]
     is_provisioned = "retryTopic" in (body.get("status") or {})
-    return not is_provisioned, metadata["creationTimestamp"], metadata["uid"]
+    rank = not is_provisioned, metadata["creationTimestamp"], metadata["uid"]
+    return Turn((Key.of(body).namespace, connection_of(body)), rank)
 
 
 def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:

@@ -27,14 +27,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from weakref import WeakValueDictionary
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError, BrokerUnreachableError
@@ -49,7 +51,7 @@ from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import checks, observe
 from redrive.provision.claims import Conflicts, precede, resolve
-from redrive.provision.desired import Desired, Observed, TopicState, desired
+from redrive.provision.desired import Desired, Observed, TopicState, config_map_of, desired
 from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.request import Request
 from redrive.reasons import Reason
@@ -318,16 +320,28 @@ class RateLimits:
         return self._paces.setdefault(broker, RateLimit(self._between))
 
 
+class Compared(NamedTuple):
+    """State of a Pulsar namespace, and what was compared with it: policies that had not drifted."""
+
+    namespace: NamespaceState
+    policies: dict[Key, tuple[Request, Body, Body | None]]
+
+
 @dataclass(frozen=True)
 class NamespaceFacts:
     """Compares policies with the watches and with lists of the brokers.
 
     Attributes:
         conflicts: index of the names that policies claim.
+        compared: the last comparison by name of the namespace. While the state of a namespace is
+            the same, only policies that have changed are compared again.
     """
 
     ctx: Context
     conflicts: Conflicts
+    compared: WeakKeyDictionary[Admin, dict[str, Compared]] = field(
+        default_factory=WeakKeyDictionary, init=False
+    )
 
     async def drifted(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
         """Return the policies among *bodies*, settled ones of *connection*, that have drifted.
@@ -349,8 +363,11 @@ class NamespaceFacts:
                 namespaces[request.policy.topic.namespace_name].append((request, body))
         if namespaces:
             admin = (await self.ctx.brokers.open(connection)).admin
-            for namespace, policies in namespaces.items():
-                drifted.extend(await self._drifted_in(namespace, policies, admin))
+            compared = self.compared.setdefault(admin, {})
+            for name in compared.keys() - namespaces.keys():
+                del compared[name]
+            for name, policies in namespaces.items():
+                drifted.extend(await self._drifted_in(name, policies, admin))
         return drifted
 
     def lacks_config_map(self, body: Body) -> bool:
@@ -388,12 +405,19 @@ class NamespaceFacts:
             # A permanent error is for the status of each policy; others may be over soon.
             is_permanent = Reason.of(error).stalls or isinstance(error, AdminNotFoundError)
             return [request.key for request, _ in policies] if is_permanent else []
+        before = self.compared[admin].get(name)
+        known = before.policies if before is not None and before.namespace == namespace else {}
+        now = self.compared[admin][name] = Compared(namespace, {})
         drifted = []
         for request, body in policies:
             await asyncio.sleep(0)
-            wanted = self._desired(request, body)
-            config_map = self.ctx.config_maps.get(Key.of(wanted.config_map))
-            if has_drifted(wanted, namespace, config_map):
+            config_map = self.ctx.config_maps.get(config_map_of(body))
+            current = request, body, config_map
+            last = known.get(request.key)
+            is_unchanged = last is not None and all(map(operator.is_, last, current))
+            if is_unchanged or not has_drifted(self._desired(request, body), namespace, config_map):
+                now.policies[request.key] = current
+            else:
                 drifted.append(request.key)
         return drifted
 

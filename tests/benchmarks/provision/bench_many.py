@@ -84,7 +84,8 @@ async def measured() -> list[Figure]:
         Figure(name, f"{FEW:,} policies until all Ready", few, "s"),
         Figure(name, f"{FEW:,} over {CONNECTIONS} connections", shared, "s", at_most=few * 2),
     ]
-    async with brokers(1, MANY + 1) as urls:
+    async with brokers(1, MANY + 1) as (url,):
+        urls = [url, url]  # two connections, because each allows at most as many policies
         kubernetes = cluster(urls, range(MANY))
         async with operator(kubernetes) as ctx:
             many = await settled(ctx)

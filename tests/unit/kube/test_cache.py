@@ -201,6 +201,8 @@ def test_turns_follow_changes_before_listeners_run() -> None:
     assert seen == ["cba", "cab", "cb", "cbd", "bd", "d"]
     assert turns.first("red", 0) == ()
     assert turns.first("blue", 1) == (((3,), Key("n", "a")),)
+    assert [turns.count(color) for color in ("red", "blue", "green")] == [1, 1, 0]
+    assert [turns.before(Turn("red", (age,))) for age in (3, 4, 5)] == [0, 0, 1]
 
 
 def test_managed_fields_are_not_retained() -> None:

@@ -22,7 +22,7 @@ from redrive.api.model import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
-from redrive.kube.cache import Cache, Index
+from redrive.kube.cache import Cache, Turn
 from redrive.kube.client import ReferenceNotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
@@ -791,16 +791,26 @@ def test_oldest_policies_within_the_limit_are_admitted(
     assert limited(ctx, connection, [*bodies[1:], policy("z", age=9)], 2) == ["a", "b"]
 
 
-def test_policies_within_the_limit_are_not_visited(
+@pytest.mark.parametrize("most", [20, 50])
+def test_others_are_not_visited_to_count_the_policies_of_a_namespace(
     ctx: Context,
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
+    most: int,
 ) -> None:
-    """A connection may have ten thousand; each would read all others at each reconcile."""
-    bodies = [policy(name) for name in "abc"]
-    monkeypatch.setattr(Index, "get", lambda *_: pytest.fail("reads all policies"))
-    assert limited(ctx, connection, bodies, 3) == ["a", "b", "c"]
+    """A connection may have ten thousand; each would read all others at each poll."""
+    visited: list[dict[str, Any]] = []
+    turn_of = claims._turn_among_peers  # noqa: SLF001 - what is read of a policy
+
+    def note(body: dict[str, Any]) -> Turn:
+        visited.append(body)
+        return turn_of(body)
+
+    monkeypatch.setattr(claims, "_turn_among_peers", note)
+    bodies = [policy(f"orders-{number}", age=number) for number in range(50)]
+    assert len(limited(ctx, connection, bodies, most)) == most
+    assert len(visited) == 2 * len(bodies)  # each when it comes, and when it is checked
 
 
 def test_provisioned_policies_come_before_older_ones(

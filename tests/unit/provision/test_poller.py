@@ -537,6 +537,38 @@ async def test_facts_cost_three_calls_per_pulsar_namespace(
     assert len(broker.calls) == 9
 
 
+async def test_unchanged_policy_of_an_unchanged_namespace_is_compared_once(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts, broker = thirty_policies
+    compared: list[str] = []
+
+    def note(wanted: Desired, *have: Any) -> bool:  # noqa: ANN401 - passed on
+        compared.append(wanted.owner.key.name)
+        return has_drifted(wanted, *have)
+
+    async def names_compared() -> list[str]:
+        compared.clear()
+        await drifted_of(facts)
+        return sorted(compared)
+
+    monkeypatch.setattr(poller, "has_drifted", note)
+    assert await names_compared() == sorted(NAMES)
+    assert await names_compared() == []
+    broker.namespaces["shop/n0"].topics["another"] = Topic(0, {})
+    assert await names_compared() == sorted(NAMES[::3])
+    body = facts.ctx.policies.get(Key("shop", "orders-4"))
+    (config_map,) = (
+        one for one in facts.ctx.config_maps if one["metadata"]["name"] == "orders-8-redrive"
+    )
+    assert body is not None
+    later = {**body["metadata"], "resourceVersion": "2"}  # only its status has changed
+    facts.ctx.policies.put({**body, "metadata": later})
+    facts.ctx.config_maps.drop(config_map)
+    assert await names_compared() == ["orders-4", "orders-8"]
+    assert await names_compared() == ["orders-8"]  # as it has drifted
+
+
 async def test_missing_topic_grant_or_config_map_is_drift(
     thirty_policies: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
