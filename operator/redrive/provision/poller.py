@@ -3,8 +3,9 @@
 A broker has no watch, so policies are compared with it periodically. `BrokerPoller` runs one loop
 for each kind of poll and each connection or broker. There are three kinds beside topic statistics:
 
-- *Namespace facts*: topics and grants of a whole Pulsar namespace take three calls, which are
-  compared with all policies every minute. Each connection has its own facts.
+- *Namespace facts*: topics and grants of a whole Pulsar namespace take three calls every minute.
+  If these have changed, all policies are compared with them, otherwise only those policies that
+  have changed. Each connection has its own facts.
 - *Rotation*: subscriptions, partitions and topic policies need calls for each topic, unless the
   operator is a super-user. So one policy after the other is reconciled. The more policies there
   are, at one broker or in total, the longer a rotation takes. Each broker has one rotation for all
@@ -406,14 +407,14 @@ class NamespaceFacts:
             is_permanent = Reason.of(error).stalls or isinstance(error, AdminNotFoundError)
             return [request.key for request, _ in policies] if is_permanent else []
         before = self.compared[admin].get(name)
-        known = before.policies if before is not None and before.namespace == namespace else {}
+        undrifted = before.policies if before is not None and before.namespace == namespace else {}
         now = self.compared[admin][name] = Compared(namespace, {})
         drifted = []
         for request, body in policies:
             await asyncio.sleep(0)
             config_map = self.ctx.config_maps.get(config_map_of(body))
             current = request, body, config_map
-            last = known.get(request.key)
+            last = undrifted.get(request.key)
             is_unchanged = last is not None and all(map(operator.is_, last, current))
             if is_unchanged or not has_drifted(self._desired(request, body), namespace, config_map):
                 now.policies[request.key] = current

@@ -792,7 +792,7 @@ def test_oldest_policies_within_the_limit_are_admitted(
 
 
 @pytest.mark.parametrize("most", [20, 50])
-def test_others_are_not_visited_to_count_the_policies_of_a_namespace(
+def test_number_of_policies_is_checked_without_a_visit_of_others(
     ctx: Context,
     connection: dict[str, Any],
     policy: MakeBody,

@@ -537,7 +537,7 @@ async def test_facts_cost_three_calls_per_pulsar_namespace(
     assert len(broker.calls) == 9
 
 
-async def test_unchanged_policy_of_an_unchanged_namespace_is_compared_once(
+async def test_unchanged_policy_and_facts_are_compared_once(
     thirty_policies: tuple[NamespaceFacts, FakeBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts, broker = thirty_policies
