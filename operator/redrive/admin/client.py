@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from redrive.admin import model
@@ -48,6 +49,7 @@ from redrive.admin.policies import LIMITS, KeepsBacklog, Quotas, TopicPolicy, Wr
 from redrive.policy.naming import TopicName
 
 T = TypeVar("T")
+Read = Callable[[Any], T]
 Parser = Callable[[Mapping[str, Any]], T]
 """Parses statistics of one partition, or of a topic without partitions."""
 
@@ -107,17 +109,15 @@ class Admin:
         """Return True if this client calls that broker with those credentials."""
         return admin_url == self._admin_url and credentials is self._credentials
 
-    async def _get(
-        self, does: str, path: str, read: Callable[[Any], T], longest: int = USUAL_ANSWER
-    ) -> T:
+    async def _get(self, does: str, path: str, read: Read[T], longest: int = USUAL_ANSWER) -> T:
         return await self._read(Call(does, "GET", path, longest=longest), read)
 
-    async def _read(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
+    async def _read(self, call: Call, read: Read[T], *, probe: timedelta | None = None) -> T:
         """Send *call* and parse the answer with *read*."""
         value: T = await self._send(replace(call, read=read), probe=probe)
         return value
 
-    async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
+    async def _send(self, call: Call, *, probe: timedelta | None = None) -> Any:  # noqa: ANN401  JSON
         """Send *call*; once more if the broker refuses credentials that were renewed since."""
 
         async def send() -> Any:  # noqa: ANN401  JSON
@@ -130,7 +130,7 @@ class Admin:
                     raise
             return await self._http.send(call, Endpoint(self._admin_url, renewed, self._slots))
 
-        return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))
+        return await (send() if self._breaker is None else self._breaker.guard(send, probe))
 
     async def partitions(self, topic: TopicName) -> int:
         """Return the number of partitions of a topic; 0 if it is not partitioned."""
@@ -441,16 +441,16 @@ class Admin:
         path = subscription_path(topic, name)
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
-    async def clusters(self) -> frozenset[str]:
+    async def clusters(self, *, pause: timedelta = timedelta()) -> frozenset[str]:
         """Return the names of the broker's clusters, which any role may read.
 
-        This call is the probe: it is sent even while the breaker is open.
+        This probe is sent even while the breaker is open, if the last one was a *pause* ago.
 
         Raises:
             AuthenticationFailedError: the broker rejects the credentials.
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_TIMEOUT_SECONDS)
-        return await self._read(call, model.name_set, probe=True)
+        return await self._read(call, model.name_set, probe=pause)
 
     async def version(self) -> tuple[int, ...]:
         """Return the broker's release as numbers, such as (4, 0, 8); read once a minute.

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,25 +120,31 @@ class Breaker:
         self._changed = changed
         self._failures = 0
         self._silent_since: datetime | None = None
+        self._probed_at: datetime | None = None
 
     @property
     def is_open(self) -> bool:
         """Return True if only probes are sent."""
         return self._failures >= FAILURES
 
-    async def guard(self, call: Callable[[], Awaitable[Any]], *, probe: bool) -> Any:  # noqa: ANN401
+    async def guard(self, call: Callable[[], Awaitable[Any]], probe: timedelta | None) -> Any:  # noqa: ANN401
         """Return the answer of *call* if it may be sent.
 
         Args:
             call: sends the call.
-            probe: True sends it even if the breaker is open.
+            probe: sends it even if the breaker is open, so long after the last such call; None for
+                a call that is no probe.
 
         Raises:
             BrokerDownError: the breaker is open, and *call* was not sent or not answered.
             AdminError: as *call* raises.
         """
-        if self.is_open and not probe:
+        now, last = self._clock(), self._probed_at
+        may_probe = probe is not None and (last is None or now - last >= probe)
+        if self.is_open and not may_probe:
             raise self._down()
+        if may_probe:
+            self._probed_at = now
         try:
             answer = await call()
         except BrokerUnreachableError as error:

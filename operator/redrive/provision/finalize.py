@@ -234,6 +234,10 @@ async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context
     return planned
 
 
+_PROBE_PAUSE = timedelta(seconds=5)
+"""All policies of a deleted connection share its probes."""
+
+
 async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Connection:
     try:
         return await ctx.brokers.resolve(ref, namespace)
@@ -242,7 +246,7 @@ async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Conne
         if remembered is None:
             raise
         # A broker that was down is probed by this call; the connection has no reconcile any more.
-        await remembered.admin.clusters()
+        await remembered.admin.clusters(pause=_PROBE_PAUSE)
         return remembered
 
 

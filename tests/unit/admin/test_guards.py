@@ -20,6 +20,7 @@ from tests.support.reasons import raises
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SILENT = BrokerUnreachableError("no answer", remedy="wait")
+ALWAYS = timedelta()
 
 
 class GuardedBroker:
@@ -35,7 +36,9 @@ class GuardedBroker:
             lambda: self.states.append(self.breaker.is_open),
         )
 
-    async def call(self, fails: Exception | None = None, *, probe: bool = False) -> object:
+    async def call(
+        self, fails: Exception | None = None, *, probe: timedelta | None = None
+    ) -> object:
         async def answer() -> str:
             self.calls += 1
             self._now += timedelta(minutes=1)
@@ -43,7 +46,10 @@ class GuardedBroker:
                 raise fails
             return "answer"
 
-        return await self.breaker.guard(answer, probe=probe)
+        return await self.breaker.guard(answer, probe)
+
+    def advance(self, time: timedelta) -> None:
+        self._now += time
 
     async def fall_silent(self) -> None:
         for _ in range(FAILURES):
@@ -76,13 +82,26 @@ async def test_open_breaker_sends_only_probes_and_shows_its_start() -> None:
     broker = GuardedBroker()
     await broker.fall_silent()
     messages: set[str] = set()
-    for probe in (False, True, False):
+    for probe in (None, ALWAYS, None):
         with pytest.raises(BrokerDownError) as raised:
             await broker.call(SILENT, probe=probe)
         messages.add(str(raised.value))
     assert broker.calls == FAILURES + 1
     (message,) = messages
     assert "http://broker:8080 has not answered since 2026-01-02T03:05:05Z; check" in message
+
+
+async def test_probes_with_a_pause_are_shared() -> None:
+    broker = GuardedBroker()
+    await broker.fall_silent()
+    pause = timedelta(minutes=2.5)
+    for _ in range(4):  # each takes a minute if it is sent
+        with pytest.raises(BrokerDownError):
+            await broker.call(SILENT, probe=pause)
+    assert broker.calls == FAILURES + 1
+    broker.advance(pause)
+    assert await broker.call(probe=pause) == "answer"
+    assert await broker.call(probe=pause) == "answer"  # closed
 
 
 REFUSED = BrokerFailedError("503", remedy="wait")
@@ -93,10 +112,10 @@ async def test_answered_probe_closes_the_breaker(probed: Exception | None) -> No
     broker = GuardedBroker()
     await broker.fall_silent()
     if probed is None:
-        await broker.call(probe=True)
+        await broker.call(probe=ALWAYS)
     else:
         with pytest.raises(BrokerFailedError):
-            await broker.call(probed, probe=True)
+            await broker.call(probed, probe=ALWAYS)
     assert broker.states == [True, False]
     assert await broker.call() == "answer"
     with pytest.raises(BrokerUnreachableError, match="no answer"):

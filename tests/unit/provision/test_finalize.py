@@ -281,16 +281,20 @@ async def test_deletion_probes_broker_of_deleted_connection(
 
     body = deleted(policy(deletionPolicy="Delete"))
     api, table = storing(body), Cache([body])
-    breaker = Breaker("http://pulsar:8080", lambda: BEGAN, lambda: None)
+    now = [BEGAN]
+    breaker = Breaker("http://pulsar:8080", lambda: now[-1], lambda: None)
     broker = FakeBroker()
     admin = broker.admin(breaker=breaker)
     last = Connection(Key("shop", "main"), BrokerConnectionSpec(**connection), admin)
     broker.tenants = {"shop": []}
     broker.namespaces = {"shop/prod": Namespace()}
-    for _ in range(FAILURES):
+    for probe in (*[None] * FAILURES, timedelta()):  # the last is that of another policy
         with pytest.raises(BrokerUnreachableError):
-            await breaker.guard(silent, probe=False)
+            await breaker.guard(silent, probe)
     assert breaker.is_open
+    assert await look(api, table, LATE_WRITES, Remembered(last)) is Requeue.BACKOFF
+    assert not broker.calls
+    now.append(BEGAN + timedelta(seconds=5))
     await look(api, table, LATE_WRITES, Remembered(last))
     assert not breaker.is_open
     assert stored(api)["metadata"]["finalizers"] == ["others"]
