@@ -77,8 +77,9 @@ class Cache:
         before = self._bodies.get(key)
         if before is None or version(before) <= version(body):
             after = self._keep(body)
-            for value_of in self._indexes:
-                value_of(after)  # before any change: an object that lacks a field changes no index
+            # Before any change: an object that lacks a field changes no index, and no queue.
+            for read in (*self._indexes, *self._turns):
+                read(after)
             self._bodies[key] = after
             self._notify(key, before, after)
 

@@ -73,12 +73,15 @@ def test_object_that_lacks_an_indexed_field_changes_nothing() -> None:
     cache = Cache([first])
     names = cache.index(lambda object_: str(object_["metadata"]["name"]))
     targets = cache.index(lambda object_: str(object_["spec"]["to"]))
-    for wrong in (body(generation=2), body(name="b")):
+    turns = cache.turns(lambda object_: Turn("all", (object_["metadata"]["generation"],)))
+    lacks_generation = {"metadata": {"namespace": "n", "name": "c"}, "spec": {"to": "x"}}
+    for wrong in (body(generation=2), body(name="b"), lacks_generation):
         with pytest.raises(KeyError):
             cache.put(wrong)
     assert list(cache) == [first]
     assert names.get("a") == targets.get("x") == (first,)
     assert names.get("b") == ()
+    assert turns.count("all") == 1
     cache.put({**body(generation=2), "spec": {"to": "y"}})
     assert (targets.count("x"), targets.count("y"), names.count("a")) == (0, 1, 1)
 
