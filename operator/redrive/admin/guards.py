@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +101,9 @@ def guarding(fence: Fence) -> aiohttp.TraceConfig:
 
 FAILURES = 3
 """Consecutive calls without an answer that open a breaker."""
+PROBE_PAUSE = timedelta(seconds=5)
+"""Longest pause between probes of a broker that does not answer."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Breaker:
@@ -120,7 +123,7 @@ class Breaker:
         self._changed = changed
         self._failures = 0
         self._silent_since: datetime | None = None
-        self._probed_at: datetime | None = None
+        self._probed_at = _NEVER
 
     @property
     def is_open(self) -> bool:
@@ -139,12 +142,10 @@ class Breaker:
             BrokerDownError: the breaker is open, and *call* was not sent or not answered.
             AdminError: as *call* raises.
         """
-        now, last = self._clock(), self._probed_at
-        may_probe = probe is not None and (last is None or now - last >= probe)
-        if self.is_open and not may_probe:
+        if self.is_open and (probe is None or self._clock() - self._probed_at < probe):
             raise self._down()
-        if may_probe:
-            self._probed_at = now
+        if probe is not None:
+            self._probed_at = self._clock()
         try:
             answer = await call()
         except BrokerUnreachableError as error:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
+from redrive.admin.guards import PROBE_PAUSE
 from redrive.admin.model import NamespaceState, RightsChange, TopicUsage
 from redrive.admin.policies import (
     DELAYED_DELIVERY,
@@ -234,10 +235,6 @@ async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context
     return planned
 
 
-_PROBE_PAUSE = timedelta(seconds=5)
-"""All policies of a deleted connection share its probes."""
-
-
 async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Connection:
     try:
         return await ctx.brokers.resolve(ref, namespace)
@@ -245,8 +242,9 @@ async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Conne
         remembered = ctx.brokers.remembered(ref, namespace)
         if remembered is None:
             raise
-        # A broker that was down is probed by this call; the connection has no reconcile any more.
-        await remembered.admin.clusters(pause=_PROBE_PAUSE)
+        # A broker that was down is probed by this call; the connection has no reconcile any more,
+        # and all its policies share the probes.
+        await remembered.admin.clusters(pause=PROBE_PAUSE)
         return remembered
 
 

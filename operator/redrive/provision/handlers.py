@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from redrive.admin.errors import AuthenticationFailedError
+from redrive.admin.guards import PROBE_PAUSE
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, is_new, is_progressing, is_ready, is_settled, reason
 from redrive.kube import resources
@@ -63,10 +64,6 @@ def start(ctx: Context) -> tuple[Stoppable, ...]:
     )
 
 
-PROBE_PAUSE_SECONDS = 5.0
-"""Longest pause between probes of a broker that does not answer; at random down to half of it."""
-
-
 class Queues:
     """Work queues of policies and connections, and the listeners that fill them."""
 
@@ -82,7 +79,7 @@ class Queues:
             "BrokerConnection",
             lambda key: connection.reconcile(key, ctx),
             partition_key=lambda key: key,
-            longest_back_off=PROBE_PAUSE_SECONDS,
+            longest_back_off=PROBE_PAUSE.total_seconds(),  # at random down to half of it
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
         self._orphans = OrphanedPolicies(ctx.policies, ctx.clock)

@@ -85,7 +85,7 @@ async def measured() -> list[Figure]:
         Figure(name, f"{FEW:,} over {CONNECTIONS} connections", shared, "s", at_most=few * 2),
     ]
     async with brokers(1, MANY + 1) as (url,):
-        urls = [url, url]  # two connections, because each allows at most as many policies
+        urls = [url, url]  # two connections, for one allows MANY policies at most
         kubernetes = cluster(urls, range(MANY))
         async with operator(kubernetes) as ctx:
             many = await settled(ctx)
