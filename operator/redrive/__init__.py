@@ -31,6 +31,7 @@ __all__ = [
     "InheritedError",
     "InvalidSpecError",
     "Ladder",
+    "NotDoneError",
     "NotInFlightError",
     "NotRunError",
     "NotSentError",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
         Done,
         FailureRules,
         HandlerTimeoutError,
+        NotDoneError,
         RetryLater,
     )
 else:
@@ -105,6 +107,7 @@ else:
         "InheritedError": "redrive.delivery.forking",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
+        "NotDoneError": "redrive.policy.verdict",
         "NotInFlightError": "redrive.delivery.consumers.simple",
         "NotRunError": "redrive.delivery.run",
         "NotSentError": "redrive.messages",

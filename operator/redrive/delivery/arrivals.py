@@ -18,7 +18,6 @@ that delivers late, for example at a dispatch rate, is recognized by a lateness 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from datetime import timedelta
 import pulsar
 
 from redrive import messages
+from redrive.delivery.concurrency import log_of
 from redrive.delivery.parts import Clock
 from redrive.policy.envelope import delay_of
 
@@ -42,11 +42,14 @@ _BLOCK = 1_024
 LARGEST_BATCH = 1_000
 """So many messages an entry has by default. It is delivered whole, however few may wait."""
 
-REMEMBERED_SECONDS = 10.0
+REMEMBERED_SECONDS = 3.0
 """Time for which the broker may lack an acknowledgement: the client keeps it for up to 0.1 s, and
 a broker that is killed forgets the last second. No longer, for an admin may have moved the
 subscription back, and wants these messages once more. Time without a connection does not count:
 the client drops acknowledgements then."""
+
+REDELIVERED_SECONDS = 10.0
+"""Time after a connection within which a broker, however busy, delivers again."""
 
 _MARKS_A_QUEUE = 8
 _MAX_LEDGERS = 1_000
@@ -68,7 +71,7 @@ ALIKE_SECONDS = 3.0
 """Maximum difference between them: of the tick of a broker, and of a busy host."""
 _AGAIN_SECONDS = 3_600.0
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 Place = tuple[int, int, int]
 """The id of a message: ledger, entry, and the index in a batch or -1."""
@@ -178,7 +181,7 @@ class Arrivals:
         self._is_lost = not connected
 
     def _connected_before(self, moment: float) -> float:
-        is_recent = self._is_lost or moment <= self._lost_until + REMEMBERED_SECONDS
+        is_recent = self._is_lost or moment <= self._lost_until + REDELIVERED_SECONDS
         return min(moment, self._lost_since) if is_recent else moment
 
     def _delivered_after(self, moment: float) -> float | None:

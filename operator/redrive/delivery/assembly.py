@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, TypedDict
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, identity, to_seconds
+from redrive.delivery.concurrency import (
+    CLOSE_TIMEOUT,
+    Deadline,
+    all_within,
+    identity,
+    log_of,
+    to_seconds,
+)
 from redrive.delivery.connection import PREFETCH, ClientConnection
 from redrive.delivery.decisions import Attempts, Decisions
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from redrive.delivery.middleware.outage_breaker import OutageGuard
     from redrive.delivery.middleware.poison_guard import CrashLogFile
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 NACK_DELAY = timedelta(minutes=1)
 MAX_NACK_DELAY = timedelta(days=10)

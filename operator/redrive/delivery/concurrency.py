@@ -6,8 +6,8 @@ which continues when its caller no longer waits. In a send the client waits perm
 connects again and again, as it does when the broker refuses a delay for being too long. Only the
 closing of the producer ends that.
 
-Consumers call code of the program: handlers, middleware around them, rules, hooks. It may raise
-exceptions that are no `Exception`: a panic in Rust (PyO3), `asyncio.CancelledError`, a
+Consumers call code of the program: handlers, middleware around them, rules, hooks, filters of logs.
+It may raise exceptions that are no `Exception`: a panic in Rust (PyO3), `asyncio.CancelledError`, a
 `gevent.Timeout`. A consumer that ended with these would get the same message first after each
 restart. So only exceptions that concern the process, or a call of `run`, end it; all others fail
 one message. A group concerns the process if one of its parts does.
@@ -18,15 +18,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import pulsar
 
@@ -340,7 +342,7 @@ class Timer:
         self._closing = False
         self._owner = OwnerProcess("timer")
         self._changed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="redrive-timer", daemon=True)
+        self._thread = OwnThread(target=self._watch, name="redrive-timer", daemon=True)
         self._thread.start()
         # A thread that is inside the client when the interpreter goes away aborts the process.
         atexit.register(self.close)
@@ -515,7 +517,7 @@ class SendWatchdog:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(
+                self._thread = OwnThread(
                     target=self._watch, name="redrive-send-watchdog", daemon=True
                 )
                 self._thread.start()
@@ -546,9 +548,19 @@ class RunCancelled(BaseException):
 _ENDINGS = (*PROCESS_ERRORS, pulsar.Interrupted, RunCancelled)
 
 
+class OwnThread(threading.Thread):
+    """A thread of a consumer, which works for all its messages.
+
+    Python ignores a SystemExit in any thread but the main one: this one would end silently, and
+    with it its work. So here SystemExit of the program's code is a failure like others.
+    """
+
+
 def ends_run(error: BaseException) -> bool:
     """Return True if *error* is no failure of a message, and has to be raised again."""
-    return any(is_a(part, _ENDINGS) for part in parts(error))
+    if isinstance(threading.current_thread(), OwnThread):
+        return ends_thread(error)
+    return _concerns_all(error)
 
 
 def exits(error: BaseException) -> bool:
@@ -557,9 +569,27 @@ def exits(error: BaseException) -> bool:
 
 
 def ends_thread(error: BaseException) -> bool:
-    """Return True if *error* ends a thread of the consumer's own, where SystemExit is a failure.
+    """Return True if *error* ends an `OwnThread`, or what does its work in memory."""
+    return _concerns_all(error) and not exits(error)
 
-    Python ignores a SystemExit in any thread but the main one: such a thread would end silently,
-    and with it its work for all messages.
-    """
-    return ends_run(error) and not exits(error)
+
+def _concerns_all(error: BaseException) -> bool:
+    return any(is_a(part, _ENDINGS) for part in parts(error))
+
+
+class GuardedLog(logging.LoggerAdapter[logging.Logger]):
+    """A log whose filters and handlers, which are the program's, fail no message."""
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:  # noqa: ANN401
+        """Log as a `Logger` does; an exception is printed."""
+        try:
+            self.logger.log(level, msg, *args, **{"stacklevel": 2, **options})
+        except BaseException as error:
+            if ends_run(error):
+                raise
+            traceback.print_exc()
+
+
+def log_of(name: str) -> GuardedLog:
+    """Return the log of a module that the program's handlers and messages depend on."""
+    return GuardedLog(logging.getLogger(name))

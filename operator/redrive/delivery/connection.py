@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +38,7 @@ from redrive.delivery.arrivals import (
     Place,
     place_of,
 )
-from redrive.delivery.concurrency import Timer, release_at_exit
+from redrive.delivery.concurrency import Timer, log_of, release_at_exit
 from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.parts import (
@@ -57,7 +56,7 @@ from redrive.messages import id_text
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 _LINGER_SECONDS = 0.1
 """Time in which further messages may arrive after a first one."""

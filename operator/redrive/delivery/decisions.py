@@ -6,7 +6,6 @@ changed here.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 import pulsar
 
-from redrive.delivery.concurrency import ends_run
+from redrive.delivery.concurrency import ends_run, log_of
 from redrive.delivery.in_flight import topic_of
 from redrive.delivery.middleware.chain import Decide, Failure, Redeliver, RetryInPlace, Settlement
 from redrive.delivery.parts import Clock
@@ -162,7 +161,7 @@ class Attempts:
                 self._given_back.pop(message_id, None)
 
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 @dataclass(frozen=True)

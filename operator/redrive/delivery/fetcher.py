@@ -31,6 +31,7 @@ from redrive.delivery.arrivals import BURST, Arrivals, ConnectionWatch
 from redrive.delivery.concurrency import (
     CLOSE_TIMEOUT,
     Deadline,
+    OwnThread,
     SignalSafeEvent,
     SignalSafeToken,
     all_within,
@@ -91,7 +92,7 @@ class Fetcher:
         self._holders: set[object] = set()  # while there are any, nothing new is handed out
         self._stopping = False
         self._stopped = SignalSafeEvent()
-        self._lost: Exception | None = None
+        self._lost: BaseException | None = None
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._owner = OwnerProcess("consumer")
         subscriptions = itertools.zip_longest(consumers, arrivals, renewals)
@@ -305,8 +306,8 @@ class Fetcher:
         self._turn = next(self._turns)
         self._linger_ms = _LINGER_MS if len(flowing) == 1 else 0
 
-    def lose(self, error: Exception) -> None:
-        """Record the end of a subscription: no message follows."""
+    def lose(self, error: BaseException) -> None:
+        """Record the end of a subscription, or of its thread: no message follows."""
         self._lost = error
         self._waking.put()
 
@@ -322,6 +323,8 @@ class Fetcher:
             )
         if self._lost is not None:
             self._waking.put()
+            if not isinstance(self._lost, pulsar.PulsarException):
+                raise self._lost
             raise SubscriptionLostError(
                 "the client ended a subscription of this consumer",
                 got=str(self._lost),
@@ -330,8 +333,7 @@ class Fetcher:
 
 
 _POLL_MS = 1_000
-"""Time for which the thread stays in the client when nothing comes, and between two checks of the
-connection."""
+"""Time of the thread in the client when nothing comes, and between checks of the connection."""
 
 _FAST_MESSAGES = 8
 _FAST_SECONDS = 0.0005
@@ -401,7 +403,7 @@ class TopicFetcher:
         self._closing = False
         self._thread_takes = True  # and no taker does
         self._dry = threading.Semaphore()
-        self._thread = threading.Thread(target=self._watch, name="redrive-fetcher", daemon=True)
+        self._thread = OwnThread(target=self._watch, name="redrive-fetcher", daemon=True)
         self._thread.start()
 
     @property
@@ -508,20 +510,18 @@ class TopicFetcher:
         self._thread.join()
 
     def _watch(self) -> None:
-        while True:
-            while not self._dry.acquire(timeout=_POLL_MS / 1_000):
-                self._check_connection()
-                self._look_after_idle_queue()
-            while self._inside and not self._closing:  # their messages come first
-                time.sleep(_LOOK_EVERY_SECONDS)
-            try:
-                message = self._receive()
-            except pulsar.exceptions.PulsarException as error:
-                self._fetcher.lose(error)
-                return
-            self.handed_over.append(message)
-            self._thread_takes = False
-            self._fetcher.flows(self)
+        try:
+            while True:
+                while not self._dry.acquire(timeout=_POLL_MS / 1_000):
+                    self._check_connection()
+                    self._look_after_idle_queue()
+                while self._inside and not self._closing:  # their messages come first
+                    time.sleep(_LOOK_EVERY_SECONDS)
+                self.handed_over.append(self._receive())
+                self._thread_takes = False
+                self._fetcher.flows(self)
+        except BaseException as error:  # noqa: BLE001 - raised by takers, also if it is of a hook
+            self._fetcher.lose(error)
 
     def _look_after_idle_queue(self) -> None:
         """Take over if no message was taken since the previous call: no call sees it empty then.

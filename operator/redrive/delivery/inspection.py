@@ -19,7 +19,6 @@ predecessors went to another process, or were acknowledged, is not malformed: th
 from __future__ import annotations
 
 import functools
-import logging
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -31,7 +30,7 @@ from typing import cast
 import pulsar
 
 from redrive.auth.method import ShownCredentials
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, identity
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, ends_run, identity, log_of
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.delivery.parts import Clock, CrashLog, Subscribing
@@ -41,6 +40,7 @@ from redrive.messages import id_text
 from redrive.policy import envelope
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.policy.values import text_of
 from redrive.policy.verdict import DeadReason
 from redrive.reading import frames
 from redrive.reading.entries import (
@@ -89,7 +89,7 @@ _KINDS = {
     SubscriptionType.KEY_SHARED: frames.KEY_SHARED,
 }
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,8 @@ def access(client: pulsar.Client, crash_log: CrashLog) -> tuple[str, ShownCreden
     """Return the address of the cluster, and the credentials to show there.
 
     Raises:
-        OSError: a certificate, or the trusted authorities, can't be read.
+        OSError: a certificate, or the trusted authorities, can't be read; later, the function of
+            the token fails.
     """
     service = client.get_service_info()
     tls, method, token = None, "", crash_log.token
@@ -177,8 +178,26 @@ def access(client: pulsar.Client, crash_log: CrashLog) -> tuple[str, ShownCreden
             tls.load_cert_chain(*crash_log.certificate)
     elif token is not None:
         method = "token"
-    show = token if callable(token) else functools.partial(str, token or "")
+    show = functools.partial(_token_of, token if callable(token) else lambda: token or "")
     return service.service_url, ShownCredentials(method, show, tls)
+
+
+def _token_of(function: Callable[[], object]) -> str:
+    """Return the result of a *function* of the program.
+
+    Raises:
+        OSError: it raises an exception, or returns no text.
+    """
+    try:
+        token = function()
+    except BaseException as error:
+        if ends_run(error):
+            raise
+        raise OSError(f"the function token= of crash_log= raised {type(error).__name__}") from error
+    text = text_of(token)
+    if text is None:
+        raise OSError(f"the function token= of crash_log= returned {type(token).__name__}")
+    return text
 
 
 def open_record_reader(client: pulsar.Client, crash_log: CrashLog, topic: TopicName) -> EntryReader:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
 
+from redrive.delivery.concurrency import log_of
 from redrive.delivery.forking import call_in_children
 from redrive.delivery.parts import Clock
 from redrive.errors import InvalidSpecError, RedriveError
@@ -19,7 +19,7 @@ MOUNTED = "/etc/redrive/policy.json"
 LOOK_EVERY_SECONDS = 1.0
 """Shortest interval of checks of a followed file."""
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 class PolicyFileError(RedriveError):

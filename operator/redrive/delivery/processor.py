@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,7 +40,14 @@ from typing import TYPE_CHECKING, Protocol
 import pulsar
 
 from redrive.delivery.arrivals import Burst
-from redrive.delivery.concurrency import Deadline, UnderWay, all_within, ends_thread
+from redrive.delivery.concurrency import (
+    Deadline,
+    UnderWay,
+    all_within,
+    ends_run,
+    ends_thread,
+    log_of,
+)
 from redrive.delivery.decisions import Decisions, drop_tracebacks
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.forwarder import destination, forward, hop_of
@@ -78,7 +84,7 @@ if TYPE_CHECKING:
     from redrive.delivery.middleware.outage_breaker import OutageGuard
     from redrive.delivery.middleware.outage_circuit import Outage
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 class Processor:
@@ -310,7 +316,9 @@ class Processor:
             return
         try:
             self.settle(self.decisions.undecryptable(message, messages))
-        except Exception:  # noqa: BLE001 - of a middleware
+        except BaseException as error:  # of a middleware
+            if ends_run(error):
+                raise
             _log.exception("entry %s was not removed", id_text(message.message_id()))
             self._in_flight.let_go(message)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pulsar
 
-from redrive.delivery.concurrency import OPEN_SECONDS, ends_run, in_background, within
+from redrive.delivery.concurrency import OPEN_SECONDS, ends_run, in_background, log_of, within
 from redrive.delivery.decisions import Attempts
 from redrive.delivery.forwarder import destination
 from redrive.delivery.middleware.chain import Failure, Middleware, RetryInPlace, Settle, Settlement
@@ -31,12 +31,13 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import NotCopyableError, NotSentError, id_text, message_id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
 from redrive.policy.model import Policy
+from redrive.policy.values import is_function
 from redrive.policy.verdict import Dead, Discard, Retry
 
 if TYPE_CHECKING:
     from redrive.delivery.middleware.outage_circuit import Outage
 
-_events_log = logging.getLogger("redrive.delivery.events")  # a public name
+_events_log = log_of("redrive.delivery.events")  # a public name
 
 
 class Name(enum.StrEnum):
@@ -143,10 +144,11 @@ class Events:
             level = event.event.level
             if _events_log.isEnabledFor(level):
                 # Not `log`, which looks for the caller in all frames.
-                record = _events_log.makeRecord(
-                    _events_log.name, level, __file__, 0, text, values, None, "report", vars(event)
+                logger = _events_log.logger
+                record = logger.makeRecord(
+                    logger.name, level, __file__, 0, text, values, None, "report", vars(event)
                 )
-                _events_log.handle(record)
+                logger.handle(record)
         except BaseException as error:  # a filter of the program's, and the log can't show it
             if ends_run(error):
                 raise
@@ -173,15 +175,15 @@ def check_hooks(redaction: object, on_event: object) -> None:
             got=redaction,
             remedy="give a function to it as Redaction(hook=…)",
         )
-    if on_event is not None and not callable(on_event):
+    if on_event is not None and not is_function(on_event):
         raise InvalidSpecError(
-            "on_event must be a function of an Event",
+            "on_event must be a function of an Event, and no coroutine function",
             got=on_event,
             remedy="give one such as prometheus.count, or leave it out",
         )
 
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 REPEAT_SECONDS = 15.0

@@ -33,7 +33,7 @@ from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
 from redrive.policy.values import check_count
-from redrive.policy.verdict import Done, HandlerTimeoutError, is_a
+from redrive.policy.verdict import Done, HandlerTimeoutError, NotDoneError, is_a
 
 
 def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
@@ -235,15 +235,6 @@ AttemptOf = Callable[[pulsar.Message], Attempt]
 BatchHandler = Callable[[list[pulsar.Message]], Sequence[Done | BaseException | None] | None]
 _Answer = TypeVar("_Answer")
 _Arguments = ParamSpec("_Arguments")
-
-
-class NotDoneError(RedriveError):
-    """The result of a handler does not say that a message is done, though it has to.
-
-    It is not `Done` where only that is success, or has not one answer for each message of a batch.
-    """
-
-    reason = "NotDone"
 
 
 class NotRunError(RedriveError):

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError, class_name
 from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.model import Policy
+from redrive.policy.values import is_function, text_of
 from redrive.policy.verdict import Dead, Retry
 
 # Progress of the message.
@@ -128,9 +129,9 @@ class Redaction:
                     got=pattern,
                     remedy="correct it; re.escape makes a pattern of any text",
                 ) from error
-        if self.hook is not None and not callable(self.hook):
+        if self.hook is not None and not is_function(self.hook):
             raise InvalidSpecError(
-                "hook of a redaction must be a function of a text",
+                "hook of a redaction must be a function of a text, and no coroutine function",
                 got=self.hook,
                 remedy="pass a function that returns the text to show",
             )
@@ -147,9 +148,10 @@ class Redaction:
             raise
         except BaseException as error:  # noqa: BLE001 - must not block the message
             return f"[redacted: the hook raised {type(error).__name__}]"
-        if not isinstance(shown, str):
+        text_shown = text_of(shown)
+        if text_shown is None:
             return f"[redacted: the hook returned {type(shown).__name__}]"
-        return shown
+        return text_shown
 
 
 @dataclass(frozen=True)
@@ -415,7 +417,10 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Return the number of this delivery to a handler, from 1."""
+        """Return the number of this delivery to a handler, from 1.
+
+        Negative acknowledgements before its last retry do not count.
+        """
         return self.reconsume_times + self.redeliveries + 1
 
     @classmethod

@@ -9,6 +9,7 @@ they backtrack for each `*`, and eight of them against 255 characters would take
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 from collections.abc import Callable
@@ -76,6 +77,26 @@ def check_count(value: object, name: str, least: int = 1) -> None:
             got=value,
             remedy="pass such a number, or leave it out",
         )
+
+
+def text_of(value: object) -> str | None:
+    """Return a result of the program's code as text that can be sent; None if it is no text.
+
+    A class of the program may raise at the access to any attribute; `isinstance` reads one.
+    """
+    if not issubclass(type(value), str):
+        return None
+    return str.encode(cast("str", value), "utf-8", "replace").decode()
+
+
+def is_function(value: object) -> bool:
+    """Return True if *value* can be called for a result, unlike a coroutine function."""
+    if not callable(value):
+        return False
+    try:
+        return not any(map(inspect.iscoroutinefunction, (value, type(value).__call__)))
+    except TypeError:  # of a mock, whose attributes have other types
+        return True
 
 
 def check_instance(value: object, kind: type, name: str, *, optional: bool = False) -> None:

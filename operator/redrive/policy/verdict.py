@@ -14,7 +14,6 @@ With `ordering: PerKey` the delay passes in the consumer (`delivery.middleware.s
 from __future__ import annotations
 
 import enum
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,13 +22,34 @@ from typing import Any, TypeGuard, TypeVar
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError, RedriveError
 from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
-from redrive.policy.values import Converted, reads_directly, to_timedelta
+from redrive.policy.values import Converted, is_function, reads_directly, to_timedelta
 
 
 class HandlerTimeoutError(RedriveError, TimeoutError):
-    """A handler exceeded its time-out. Failure rules retry it unless they contain it."""
+    """A handler exceeded its time-out."""
 
     reason = "HandlerTimeout"
+
+
+class HandlerCancelledError(RedriveError):
+    """A handler was cancelled, but neither by its time-out nor by `run`."""
+
+    reason = "HandlerCancelled"
+
+
+class NotDoneError(RedriveError):
+    """The result of a handler does not say that a message is done, though it has to.
+
+    It is not `Done` where only that is success, or has not one answer for each message of a batch.
+    """
+
+    reason = "NotDone"
+
+
+_UNRAISED = (HandlerTimeoutError, HandlerCancelledError, NotDoneError)
+"""Failures that no handler has raised. Failure rules retry them unless they name them."""
+_BASES = (OSError, RedriveError)
+"""Bases of these that a rule names for what handlers raise."""
 
 
 class DeadReason(enum.StrEnum):
@@ -193,18 +213,13 @@ def _check_rules(name: str, rules: Iterable[ErrorRule], kind: type) -> None:
             remedy="pass a single rule as (ValueError,), or {ValueError: 5}",
         )
     for rule in rules:
-        if not (_is_failure(rule) if isinstance(rule, type) else _is_function(rule)):
+        if not (_is_failure(rule) if isinstance(rule, type) else is_function(rule)):
             raise InvalidSpecError(
                 f"a rule of {name} must be an exception class, or a function of an exception",
                 got=rule,
                 remedy="use the class of a failure, or a function that returns a bool; "
                 "KeyboardInterrupt, SystemExit and GeneratorExit never fail a message",
             )
-
-
-def _is_function(rule: object) -> bool:
-    """Return True if *rule* can be called for a result, unlike a coroutine function."""
-    return callable(rule) and not inspect.iscoroutinefunction(rule)
 
 
 def _is_failure(rule: type) -> bool:
@@ -247,7 +262,8 @@ class FailureRules:
     Attributes:
         dead_letter_on: exceptions whose message is dead-lettered at its first failure.
         retry_on: exceptions to retry. Exceptions in neither tuple are dead-lettered, except
-            `HandlerTimeoutError`, which is raised for a handler that exceeded its time-out.
+            failures that no handler raises: `HandlerTimeoutError`, `NotDoneError`, and that of a
+            cancelled handler. `OSError` and `RedriveError` do not contain these.
         delays: delays after these exceptions, 1 s … 864 000 s, instead of the ladder's next rung:
             in seconds, or a timedelta.
         deadline: maximum time from the first failure to a retry. A message whose retry would be
@@ -281,9 +297,10 @@ class FailureRules:
         """Return True if *error* is retried."""
         if self.retry_on == (Exception,) and not self.dead_letter_on:
             return True
-        applied = nearest(error, (*self.dead_letter_on, *self.retry_on))
-        if applied == (None,) and is_a(error, HandlerTimeoutError):
-            return True  # the handler raised nothing that a rule could contain
+        rules, unraised = (*self.dead_letter_on, *self.retry_on), is_a(error, _UNRAISED)
+        applied = nearest(error, [r for r in rules if r not in _BASES] if unraised else rules)
+        if applied == (None,) and unraised:
+            return True
         return all(rule in self.retry_on for rule in applied)
 
     def delay(self, error: BaseException) -> timedelta | None:

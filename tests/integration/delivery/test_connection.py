@@ -125,8 +125,7 @@ def test_message_settled_without_connection_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
     partitions: int,
 ) -> None:
-    for module in (arrivals, in_flight):
-        monkeypatch.setattr(module, "REMEMBERED_SECONDS", 1.0)
+    monkeypatch.setattr(in_flight, "REMEMBERED_SECONDS", 1.0)
     provisioned = provision_policy(partitions=partitions)
     client = connect(proxy, provisioned.broker.token(provisioned.role), closing)
     events: list[Event] = []
@@ -146,7 +145,8 @@ def test_message_settled_without_connection_is_not_repeated(
         consumer.acknowledge(message)
     provisioned.send(b"next")
     wait_until(lambda: is_lost_for(3))
-    monkeypatch.setattr(arrivals, "REMEMBERED_SECONDS", 600.0)  # until a slow broker delivers again
+    # Until a slow broker delivers again.
+    monkeypatch.setattr(arrivals, "REDELIVERED_SECONDS", 600.0)
     received: list[bytes] = []
 
     def have_all_come() -> bool:

@@ -29,7 +29,7 @@ MESSAGES = 300
 
 @pytest.fixture(autouse=True)
 def _forget_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remember settled messages for less than 10 s: handlers below take longer than that."""
+    """Remember settled messages for less than 3 s: handlers below take longer than that."""
     monkeypatch.setattr(in_flight, "REMEMBERED_SECONDS", REMEMBERED)
 
 

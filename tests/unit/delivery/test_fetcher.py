@@ -552,3 +552,30 @@ def test_lost_connection_is_reported_while_all_workers_are_busy() -> None:
         (Name.DISCONNECTED, str(NAMED_POLICY.topic), NAMED_POLICY.name),
         (Name.RECONNECTED, str(NAMED_POLICY.topic), NAMED_POLICY.name),
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(SystemExit(1), False), (KeyboardInterrupt("of the hook"), True)],
+    ids=["exit", "interrupt"],
+)
+def test_thread_of_a_topic_never_ends_silently(error: BaseException, *, ends: bool) -> None:
+    client, reports = FakeClient(), list[Event]()
+
+    def report(event: Event) -> None:
+        reports.append(event)
+        raise error
+
+    with RetryConsumer(
+        client.as_pulsar(), NAMED_POLICY, on_event=report, disconnect_timeout=0.1
+    ) as consumer:
+        client.connect(NAMED_POLICY.topic, connected=False)
+        wait_until(lambda: [event.event for event in reports] == [Name.DISCONNECTED])
+        client.deliver(NAMED_POLICY.topic, b"after")
+        if ends:
+            with pytest.raises(KeyboardInterrupt, match="of the hook"):
+                consumer.receive(timedelta(seconds=60))
+        else:
+            message = consumer.receive(timedelta(seconds=60))
+            assert message is not None
+            consumer.acknowledge(message)

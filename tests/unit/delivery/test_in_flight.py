@@ -12,7 +12,7 @@ import pytest
 
 from redrive import Policy
 from redrive.delivery import in_flight
-from redrive.delivery.arrivals import REMEMBERED_SECONDS, Arrivals
+from redrive.delivery.arrivals import REDELIVERED_SECONDS, REMEMBERED_SECONDS, Arrivals
 from redrive.delivery.decisions import MAX_COUNTED, Attempts
 from redrive.delivery.in_flight import InFlightMessages, Settled
 from redrive.delivery.middleware.chain import Failure
@@ -127,12 +127,12 @@ def test_message_settled_without_connection_is_handed_out_once(behind: int) -> N
     world.clock.advance(SECOND)
     assert not any(world.handle(number) for number in range(200))
     assert len(world.acknowledged) == 200
-    world.clock.advance(LATER)
+    world.clock.advance(timedelta(seconds=REDELIVERED_SECONDS + 1))
     arrivals.was_empty(world.clock.monotonic())
     assert all(world.handle(number) for number in range(200))  # the subscription was moved back
 
 
-def test_moved_message_is_remembered_for_ten_seconds() -> None:
+def test_moved_message_is_remembered_for_some_seconds() -> None:
     world = World(behind=0)
     message = numbered(1)
     assert world.in_hand.begin(message)
@@ -256,7 +256,7 @@ def begin(world: World, messages: Sequence[InMemoryMessage]) -> list[bool]:
 
 
 @pytest.mark.parametrize("seconds", [0, 2], ids=["as a whole", "one by one"])
-def test_settled_burst_is_remembered_for_ten_seconds(bursty: World, seconds: float) -> None:
+def test_settled_burst_is_remembered_for_some_seconds(bursty: World, seconds: float) -> None:
     messages = burst_of()
     copies = copies_of(messages)
     assert all(begin(bursty, messages))
@@ -276,7 +276,8 @@ def test_early_settlement_of_a_slow_burst_is_forgotten(bursty: World) -> None:
         settle(bursty, [message])
         bursty.clock.advance(timedelta(seconds=1))
     handed_out = begin(bursty, copies_of(messages))
-    assert handed_out == [True] * (SIZE - 9) + [False] * 9
+    remembered = int(REMEMBERED_SECONDS) - 1
+    assert handed_out == [True] * (SIZE - remembered) + [False] * remembered
 
 
 def test_copies_of_a_partly_settled_burst_are_dropped(bursty: World) -> None:

@@ -323,6 +323,37 @@ def test_outage_rule_that_raises_stops_no_consumer(error: BaseException) -> None
     assert causes(consumer) == {b"bad": "ValueError"}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rules": FailureRules(dead_letter_on=(lambda _: 1 / 0 > 0,))},
+        {"middleware": [OutageBreaker(cause=lambda _: str(1 / 0))]},
+        {"on_event": lambda _: 1 / 0},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_log_that_raises_stops_no_consumer(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NeedsEvent(logging.Handler):
+        def filter(self, record: logging.LogRecord) -> bool:
+            return bool(vars(record)["event"])
+
+    rules = {"rules": options.pop("rules")} if "rules" in options else {}
+    consumer, handled = InMemoryConsumer(POLICY, **options), list[bytes]()
+    for content in (b"bad", b"good"):
+        consumer.send(content)
+    handler = NeedsEvent()
+    logging.getLogger("redrive").addHandler(handler)
+    try:
+        consumer.run(fails(ValueError(), handled), **rules)
+    finally:
+        logging.getLogger("redrive").removeHandler(handler)
+    assert handled == [b"good"]
+    assert causes(consumer) == {b"bad": "ValueError"}
+    assert "KeyError: 'event'" in capsys.readouterr().err
+
+
 def test_outage_without_a_known_dependency_still_pauses() -> None:
     def raise_error(_: object) -> str:
         raise Panic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -433,12 +434,25 @@ def test_redaction_hook_that_fails_hides_the_text() -> None:
     )
 
 
+def test_redaction_hook_that_returns_a_hostile_text_is_read() -> None:
+    class Hostile(str):
+        __slots__ = ()
+
+        def encode(self, *_: Any) -> bytes:  # noqa: ANN401
+            raise ValueError
+
+        __str__ = encode  # type: ignore[assignment]
+
+    shown = Redaction(hook=lambda _: Hostile("shown"))("secret")
+    assert (type(shown), shown) == (str, "shown")
+
+
 def test_redaction_hook_that_returns_no_text_hides_it() -> None:
     hook: Any = {"secret": None}.get
     assert Redaction(hook=hook)("secret") == "[redacted: the hook returned NoneType]"
 
 
-@pytest.mark.parametrize("hook", ["upper", 3])
+@pytest.mark.parametrize("hook", ["upper", 3, asyncio.sleep])
 def test_redaction_hook_that_is_no_function_is_refused(hook: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="hook of a redaction must be a function"):
         Redaction(hook=hook)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -19,7 +19,9 @@ from redrive.policy.verdict import (
     DeadReason,
     Discard,
     FailureRules,
+    HandlerCancelledError,
     HandlerTimeoutError,
+    NotDoneError,
     Retry,
     RetryLater,
     after_error,
@@ -338,6 +340,20 @@ def test_request_inside_a_group_is_honoured() -> None:
     assert verdict_of(RULE, dead) == Dead(DeadReason.REQUESTED, 1)
 
 
+@pytest.mark.parametrize("kind", [NotDoneError, HandlerCancelledError, HandlerTimeoutError])
+def test_failure_that_no_handler_raises_is_retried_unless_named(kind: type[RedriveError]) -> None:
+    error = kind("failed", remedy="wait")
+    for rules in (
+        FailureRules(retry_on=(ConnectionError,)),
+        FailureRules(retry_on=(OSError,)),
+        FailureRules(dead_letter_on=(OSError, RedriveError)),
+    ):
+        assert isinstance(verdict_of(rules, error), Retry)
+    for named in (kind, Exception):
+        rules = FailureRules(dead_letter_on=(named,), retry_on=(ConnectionError,))
+        assert verdict_of(rules, error) == NOT_RETRYABLE
+
+
 @pytest.mark.parametrize(
     ("rules", "dies"),
     [
@@ -356,6 +372,13 @@ def test_handler_timeout_is_dead_lettered_only_if_named(
     assert isinstance(verdict, Dead) is dies
     other = verdict_of(FailureRules(retry_on=(ConnectionError,)), TimeoutError())
     assert isinstance(other, Dead)
+
+
+class AsyncRule:
+    """A rule whose result would have to be awaited."""
+
+    async def __call__(self, _: object) -> bool:
+        return False
 
 
 OUT_OF_RANGE = "the delay after KeyError must be from 1 s"
@@ -379,6 +402,7 @@ OUT_OF_RANGE = "the delay after KeyError must be from 1 s"
         ({"delays": {KeyError: timedelta(0)}}, OUT_OF_RANGE),
         ({"delays": {KeyError: timedelta(seconds=864_001)}}, OUT_OF_RANGE),
         ({"retry_on": (asyncio.sleep,)}, "a function of an exception"),
+        ({"retry_on": (AsyncRule(),)}, "a function of an exception"),
         ({"deadline": float("inf")}, "; got .+; "),
         ({"deadline": "1h"}, "; got .+; "),
         ({"deadline": 0}, "must be positive.*; got .+; "),

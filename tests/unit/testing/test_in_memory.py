@@ -400,7 +400,11 @@ def test_invalid_consumer_duration_is_refused(
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"redaction": str.upper}, "must be a Redaction"), ({"on_event": "log"}, "a function of an")],
+    [
+        ({"redaction": str.upper}, "must be a Redaction"),
+        ({"on_event": "log"}, "a function of an"),
+        ({"on_event": asyncio.sleep}, "no coroutine function"),
+    ],
 )
 def test_consumer_hook_of_another_type_is_refused(option: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match=message):

@@ -29,9 +29,9 @@ from redrive.delivery.fetcher import ConsumerStoppedError, check_open
 from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.run import HandlerForm, PassThrough, Run, fails_message, out_of_time
-from redrive.errors import PROCESS_ERRORS, RedriveError
+from redrive.errors import PROCESS_ERRORS
 from redrive.policy.values import to_limit
-from redrive.policy.verdict import is_a
+from redrive.policy.verdict import HandlerCancelledError, is_a
 
 _LOOK_EVERY_SECONDS = 1.0
 """Interval of checks for a closed loop, on which no handler can end, and for tasks that have ended
@@ -39,12 +39,6 @@ before they began."""
 
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
-
-
-class HandlerCancelledError(RedriveError):
-    """A handler was cancelled, but neither by its time-out nor by `run`."""
-
-    reason = "HandlerCancelled"
 
 
 class _End(Generic[_Answer]):

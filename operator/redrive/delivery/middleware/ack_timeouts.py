@@ -6,7 +6,6 @@ expired messages.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery.concurrency import ends_thread, to_seconds
+from redrive.delivery.concurrency import ends_thread, log_of, to_seconds
 from redrive.delivery.middleware.chain import (
     HANDLE_AGAIN_AFTER,
     Middleware,
@@ -162,7 +161,7 @@ class AckDeadline(Middleware):
         fail_each(self._ack_timeouts.expired(), fail, self._incoming, lambda: self._closed)
 
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 def fail_each(

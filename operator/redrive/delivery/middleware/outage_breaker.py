@@ -7,16 +7,15 @@ the limits of the policy.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import pulsar
 
-from redrive.delivery.concurrency import ends_run
+from redrive.delivery.concurrency import ends_run, log_of
 from redrive.delivery.middleware.chain import (
     Acknowledge,
     Failure,
@@ -34,6 +33,7 @@ from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError, class_name
 from redrive.messages import NotSentError, message_id_text
 from redrive.policy.model import OUTAGE, OutageLimits, Policy
+from redrive.policy.values import is_function, text_of
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater, is_a
 
 MAX_HELD = 1_000
@@ -47,7 +47,7 @@ OTHERS = "others"
 _MAX_SHOWN = 256
 _OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.CONSUMER_CRASH}
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 def _the_only_one(_message: pulsar.Message) -> str:
@@ -71,15 +71,13 @@ def _answer_of(
             raise
         _log.exception("the %s rule of an outage breaker raised an exception", name)
         return None
-    if answer is None:
-        return None
-    if not issubclass(type(answer), str):  # `isinstance` reads __class__, which may raise
+    text = text_of(answer)
+    if text is None and answer is not None:
         _log.error(
             "the %s rule of an outage breaker must return a string or None; got %s; correct it",
             name, type(answer).__name__,
         )  # fmt: skip
-        return None
-    return str.encode(cast("str", answer), "utf-8", "replace").decode()
+    return text
 
 
 class OutageBreaker(Middleware):
@@ -114,9 +112,9 @@ class OutageBreaker(Middleware):
         dependency: Callable[[pulsar.Message], str] = _the_only_one,
     ) -> None:
         for rule in (cause, dependency):
-            if not callable(rule):
+            if not is_function(rule):
                 raise InvalidSpecError(
-                    "a rule of an outage breaker must be a function",
+                    "a rule of an outage breaker must be a function, and no coroutine function",
                     got=rule,
                     remedy="pass a function of an exception or a message that returns a string",
                 )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import pulsar
 
-from redrive.delivery.concurrency import exits
+from redrive.delivery.concurrency import exits, log_of
 from redrive.delivery.forking import call_in_children
 from redrive.delivery.middleware.chain import (
     HandBack,
@@ -182,7 +181,7 @@ def _too_many(crashes: int) -> ConsumerCrashError:
     )
 
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 _COMPACT_BYTES = 1 << 20
 _UNFINISHED = ".unfinished"
 _CLOSED = "."

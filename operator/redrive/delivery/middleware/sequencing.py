@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from redrive.delivery.concurrency import (
     Timer,
     all_within,
     identity,
+    log_of,
     within,
 )
 from redrive.delivery.decisions import Attempts
@@ -71,7 +71,7 @@ LOOK_SECONDS = 0.5
 STILL_SECONDS = 30.0
 """Time without progress after which a replayed dead letter no longer waits for those before it."""
 
-_log = logging.getLogger(__name__)
+_log = log_of(__name__)
 
 
 class Sequencing(Middleware):

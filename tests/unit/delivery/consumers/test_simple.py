@@ -76,7 +76,7 @@ def test_failed_acknowledgement_stores_no_second_dead_letter(
 
     monkeypatch.setattr(consumer.broker, "acknowledge", fail_once)
     assert len(consumer.receive(1, MINUTE)) == 1
-    consumer.advance(MINUTE + timedelta(seconds=6))
+    consumer.advance(MINUTE + timedelta(seconds=1))
     assert consumer.receive(1, MINUTE, 1) == []
     assert [letter.data() for letter in consumer.dead_letters] == [b"x"]
     consumer.broker.unload()

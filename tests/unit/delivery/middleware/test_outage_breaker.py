@@ -402,7 +402,17 @@ def test_cause_that_is_not_utf8_is_shown_replaced() -> None:
     assert event.reason == "caf?"
 
 
-@pytest.mark.parametrize("rules", [{"cause": "OSError"}, {"dependency": 3}])
+class AsyncRule:
+    """A rule whose result would have to be awaited."""
+
+    async def __call__(self, _: object) -> str:
+        return "region"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"cause": "OSError"}, {"dependency": 3}, {"cause": asyncio.sleep}, {"cause": AsyncRule()}],
+)
 def test_outage_rule_that_is_no_function_is_refused(rules: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpecError, match="a rule of an outage breaker must be a function"):
         OutageBreaker(**rules)

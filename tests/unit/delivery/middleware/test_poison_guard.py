@@ -495,6 +495,25 @@ def test_access_has_the_address_of_the_client(
     )
 
 
+def fails_to_read() -> str:
+    return {"TOKEN": ""}["PULSAR_TOKEN"]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(fails_to_read, "crash_log= raised KeyError"), (lambda: b"x", "crash_log= returned bytes")],
+)
+def test_failing_function_of_a_token_is_an_error_of_the_access(
+    function: Any,  # noqa: ANN401 - as users pass it
+    message: str,
+    tmp_path: Path,
+) -> None:
+    with closing(pulsar.Client("pulsar://one:1")) as client:
+        _, shown = access(client, CrashLog(tmp_path, token=function))
+    with pytest.raises(OSError, match=message):
+        shown.token()
+
+
 def test_access_without_credentials_shows_none(tmp_path: Path) -> None:
     with closing(pulsar.Client("pulsar://one:1")) as client:
         _, shown = access(client, CrashLog(tmp_path))
