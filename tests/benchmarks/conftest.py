@@ -24,11 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def figures(pytestconfig: pytest.Config) -> Iterator[list[Figure]]:
     """Collects figures for the table. The benchmark fails at its end if one exceeds its bounds.
 
-    It does not fail earlier, so that later figures are measured, too.
+    It does not fail earlier, so that later figures are measured, too. Its figures are printed at
+    once: the whole run takes long, and may be interrupted.
     """
     figures = pytestconfig.stash[FIGURES]
     before = len(figures)
     yield figures
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        show(figures[before:], Console(width=120))
     missed = [figure for figure in figures[before:] if not figure.kept]
     assert not missed, "; ".join(
         f"{figure.quantity}: {figure.value:g} {figure.unit}, {figure.bound}" for figure in missed

@@ -6,7 +6,13 @@ import time
 from collections.abc import Mapping
 
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.provision.crowd import crowd, provision_calls, run_script, source_calls
+from tests.benchmarks.provision.crowd import (
+    connect,
+    crowd,
+    provision_calls,
+    run_script,
+    source_calls,
+)
 from tests.benchmarks.provision.operator import Operator
 from tests.integration.provision.conftest import MakeShop
 
@@ -46,8 +52,7 @@ def growth(seconds: Mapping[int, float]) -> float:
 async def provision(make_shop: MakeShop, operator: Operator, count: int) -> float:
     """Return the seconds until *count* policies of a new shop are Ready."""
     shop = make_shop()
-    shop.connection()
-    shop.ready("main", "brokerconnection")
+    connect(shop, count)
     names = [f"orders-{number}" for number in range(count)]
     async with crowd(shop, operator.kubeconfig) as people:
         await people.make_sources(names)

@@ -9,7 +9,7 @@ import time
 
 from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.provision.crowd import Crowd, crowd
+from tests.benchmarks.provision.crowd import Crowd, connect, crowd
 from tests.benchmarks.provision.operator import Call, Operator, Proxy, counting
 from tests.integration.provision.conftest import MakeShop
 
@@ -26,7 +26,7 @@ async def test_a_thousand_ready_policies_cost_little(
     shop = make_shop()
     names = [f"orders-{number}" for number in range(POLICIES)]
     async with counting(shop.broker.admin_url) as proxy, crowd(shop, operator.kubeconfig) as people:
-        shop.connection(adminURL=proxy.url)
+        connect(shop, POLICIES + 1, proxy.url)
         await people.make_sources(names)
         await people.make(names)
         await people.settled(POLICIES)

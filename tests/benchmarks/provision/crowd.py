@@ -109,6 +109,13 @@ async def run_script(phases: Iterable[Sequence[Request]], admin_url: str, token:
     return time.monotonic() - began
 
 
+def connect(shop: Shop, policies: int, admin_url: str | None = None) -> None:
+    """Make a connection that allows so many policies, more than by default; wait for it."""
+    rule = {**shop.rule("fulfilment"), "limits": {"policies": policies}}
+    shop.connection(allow=[rule], adminURL=admin_url or shop.broker.admin_url)
+    shop.ready("main", "brokerconnection")
+
+
 AT_ONCE = 20
 PATIENCE_SECONDS = 900
 

@@ -27,7 +27,6 @@ from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.reporting import Name
 from redrive.delivery.run import (
-    NotDoneError,
     NotRunError,
     Run,
     batch_handler,
@@ -35,7 +34,7 @@ from redrive.delivery.run import (
 )
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import HandlerTimeoutError
+from redrive.policy.verdict import HandlerTimeoutError, NotDoneError
 from redrive.testing.consumers import AsyncInMemoryConsumer
 from tests.support.fake_client import FakeClient
 
