@@ -31,6 +31,7 @@ from redrive.messages import (
 )
 from redrive.policy.envelope import Attempt, Cause
 from redrive.policy.model import Policy
+from redrive.policy.values import check_instance
 from redrive.policy.verdict import (
     Dead,
     DeadLetter,
@@ -250,6 +251,7 @@ class Decisions:
         level: int | None,
     ) -> Settlement:
         """Decide as the application asks for; see `RetryConsumer.reconsume_later`."""
+        _check_cause(error)
         failure, luck = self._failure(message, error, raised=False), _luck()
         times = failure.attempt.reconsume_times
         return _settlement(
@@ -260,6 +262,7 @@ class Decisions:
 
     def refused(self, message: pulsar.Message, error: BaseException | None) -> Settlement:
         """Have the broker redeliver *message*, or dead-letter it after `max_retries` of that."""
+        _check_cause(error)
         policy = self.policy()
         redeliveries = self.attempts.redeliveries(message)
         ends_now = bool(policy.dead_letter_now) and _ends_now(policy, self.attempts.of(message))
@@ -331,6 +334,10 @@ def _ends_now(policy: Policy, attempt: Attempt) -> bool:
 
 def _end(message: pulsar.Message, failure: Failure, reason: DeadReason, failed: int) -> Settlement:
     return _settlement(message, failure, lambda policy: end(policy, reason, failed))
+
+
+def _check_cause(cause: BaseException | None) -> None:
+    check_instance(cause, BaseException, "cause", optional=True)
 
 
 def drop_tracebacks(error: BaseException | None) -> None:

@@ -100,12 +100,13 @@ def is_function(value: object) -> bool:
 
 
 def check_instance(value: object, kind: type, name: str, *, optional: bool = False) -> None:
-    """Pass if *value* is of a *kind*, or None where it is *optional*.
+    """Pass if *value* is of a *kind*, or None where it is *optional*. A bool is not an int.
 
     Raises:
         InvalidSpecError: it is not. The message contains *name*.
     """
-    if not (isinstance(value, kind) or (optional and value is None)):
+    is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if not (is_kind or (optional and value is None)):
         raise InvalidSpecError(
             f"{name} must be of the type {kind.__name__}",
             got=type(value).__name__,

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard, TypeVar
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError, RedriveError
 from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
-from redrive.policy.values import Converted, is_function, reads_directly, to_timedelta
+from redrive.policy.values import Converted, check_instance, reads_directly, to_timedelta
 
 
 class HandlerTimeoutError(RedriveError, TimeoutError):
@@ -137,8 +137,10 @@ def check_request(delay: timedelta | None, level: int | None) -> None:
     """Check the arguments of a requested retry.
 
     Raises:
-        InvalidSpecError: both are given, or the delay is not from 1 s to 864 000 s.
+        InvalidSpecError: both are given, the delay is not from 1 s to 864 000 s, or the level is
+            not a whole number.
     """
+    check_instance(level, int, "level", optional=True)
     if delay is not None and level is not None:
         raise InvalidSpecError(
             "a retry must have a delay or a level, not both",

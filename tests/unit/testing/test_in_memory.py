@@ -432,6 +432,47 @@ def test_settling_what_is_no_message_is_refused(wrong: Any) -> None:  # noqa: AN
             settle(wrong)
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"cause": "oops"}, "cause must be of the type BaseException; got 'str'"),
+        ({"cause": ValueError}, "cause must be of the type BaseException; got 'type'"),
+        ({"level": "1"}, "level must be of the type int; got 'str'"),
+        ({"level": 1.5}, "level must be of the type int; got 'float'"),
+        ({"level": True}, "level must be of the type int; got 'bool'"),
+    ],
+    ids=str,
+)
+async def test_settlement_argument_of_another_type_is_refused(
+    argument: dict[str, Any], message: str
+) -> None:
+    consumer, asynchronous = InMemoryConsumer(POLICY), AsyncInMemoryConsumer(POLICY)
+    simple, on_request = InMemorySimpleConsumer(POLICY), AsyncInMemorySimpleConsumer(POLICY)
+    for each in (consumer, asynchronous, simple, on_request):
+        each.send(b"x")
+    first, second = consumer.receive(), await asynchronous.receive()
+    ((third,), (fourth,)) = simple.receive(1, 10), await on_request.receive(1, 10)
+    with pytest.raises(InvalidSpecError, match=message):
+        consumer.reconsume_later(first, **argument)
+    with pytest.raises(InvalidSpecError, match=message):
+        await asynchronous.reconsume_later(second, **argument)
+    if "cause" in argument:
+        with pytest.raises(InvalidSpecError, match=message):
+            consumer.negative_acknowledge(first, **argument)
+        with pytest.raises(InvalidSpecError, match=message):
+            await asynchronous.negative_acknowledge(second, **argument)
+        with pytest.raises(InvalidSpecError, match=message):
+            simple.fail(third, **argument)
+        with pytest.raises(InvalidSpecError, match=message):
+            await on_request.fail(fourth, **argument)
+    consumer.acknowledge(first)
+    await asynchronous.acknowledge(second)
+    simple.acknowledge(third)
+    await on_request.acknowledge(fourth)
+    for each in (consumer, asynchronous, simple, on_request):
+        assert each.broker.unsettled() == []
+
+
 def test_run_of_a_closed_consumer_is_refused() -> None:
     consumer = InMemoryConsumer(POLICY)
     consumer.send(b"x")

@@ -240,7 +240,7 @@ class Receiver(PolicyConsumer):
             cause: travels with the message if it is dead-lettered.
 
         Raises:
-            InvalidSpecError: it is not a message of this consumer.
+            InvalidSpecError: *cause* is no exception, or it is not a message of this consumer.
         """
         self._processor.check_own(message)
         self._processor.settle(self._processor.decisions.refused(message, cause))
@@ -271,8 +271,8 @@ class Receiver(PolicyConsumer):
             cause: why it failed; its class and text travel with the message.
 
         Raises:
-            InvalidSpecError: both were given, the delay is out of bounds, or the message is not
-                one of this consumer. Nothing has been settled then.
+            InvalidSpecError: both were given, an argument is out of bounds or of another type, or
+                the message is not one of this consumer. Nothing has been settled then.
         """
         self._processor.check_own(message)
         delay = None if delay is None else to_timedelta(delay, "the delay of a retry")

@@ -173,8 +173,8 @@ class SimpleConsumer(PolicyConsumer):
 
         Raises:
             NotInFlightError: its invisible duration has ended, or it was settled before.
-            InvalidSpecError: the delay is out of bounds, or it is not a message of this consumer.
-                Nothing has been settled then.
+            InvalidSpecError: the delay is out of bounds, *cause* is no exception, or it is not a
+                message of this consumer. Nothing has been settled then.
         """
         delay = None if delay is None else to_timedelta(delay, "the delay of a retry")
         check_request(delay, None)

@@ -97,7 +97,7 @@ def test_message_is_in_flight_after_a_failed_settlement(
     (message,) = consumer.receive(1, MINUTE)
     with monkeypatch.context() as broken:
         broken.setattr(consumer.broker, "acknowledge", None)
-        with pytest.raises((TypeError, AttributeError)):
+        with pytest.raises((TypeError, InvalidSpecError)):
             settle(consumer, message)
     consumer.advance(MINUTE)
     (again,) = consumer.receive(1, MINUTE, MINUTE)

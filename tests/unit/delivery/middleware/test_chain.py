@@ -31,6 +31,7 @@ from redrive.delivery.middleware.chain import (
 )
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.delivery.middleware.poison_guard import CrashLogFile
+from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
@@ -410,9 +411,9 @@ def test_settlement_with_invalid_cause_keeps_the_message() -> None:
     consumer.send(b"x")
     message = receive(consumer)
     wrong: Any = "no exception"
-    with pytest.raises(TypeError, match="got 'no exception'"):
+    with pytest.raises(InvalidSpecError, match="cause must be"):
         consumer.reconsume_later(message, cause=wrong)
-    with pytest.raises(TypeError, match="got 'no exception'"):
+    with pytest.raises(InvalidSpecError, match="cause must be"):
         consumer.negative_acknowledge(message, cause=wrong)
     assert consumer.dead_letters == []
     consumer.advance(TEN)
@@ -426,7 +427,8 @@ def test_close_waits_for_one_late_message_not_for_all(*, simple: bool) -> None:
 
     def close(event: Event) -> None:
         events.append(event)
-        consumer.close()
+        if event.event == "redrive.retried":
+            consumer.close()
 
     consumer: InMemoryConsumer | InMemorySimpleConsumer
     if simple:
