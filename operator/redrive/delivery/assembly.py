@@ -165,10 +165,11 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     """
     check_hooks(redaction, on_event)
     check_instance(crash_log, CrashLog, "crash_log", optional=True)
+    check_instance(handle_again_when_unsent, bool, "handle_again_when_unsent")
+    _check_middleware(tracing, middleware)
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
-    name = name or identity()
-    watched_after = to_seconds(disconnect_timeout)
+    name, watched_after = name or identity(), to_seconds(disconnect_timeout)
     subscribing = Subscribing(
         name, _nack_delay(nack_delay), prefetch, schema, crypto, max_in_flight_bytes, crash_log
     )
@@ -225,6 +226,17 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         )
         undo.pop_all()
     return processor
+
+
+def _check_middleware(tracing: object, middleware: object) -> None:
+    check_instance(tracing, Middleware, "tracing", optional=True)
+    if isinstance(middleware, Sequence) and all(isinstance(m, Middleware) for m in middleware):
+        return
+    raise InvalidSpecError(
+        "middleware must be a list of objects of Middleware",
+        got=middleware,
+        remedy="pass a list such as [OutageBreaker()], or leave it out",
+    )
 
 
 def _outage_guard(

@@ -339,7 +339,8 @@ class Crypto:
         private_key: file with the private key in PEM, for decryption; only needed by consumers.
 
     Raises:
-        InvalidSpecError: the name is empty, or a file is not readable.
+        InvalidSpecError: the name is empty, a file is not readable, or one of them is of another
+            type.
     """
 
     key: str
@@ -348,19 +349,39 @@ class Crypto:
 
     def __post_init__(self) -> None:
         """Refuse an empty name, and files that cannot be read."""
+        check_instance(self.key, str, "key")
         if not self.key:
             raise InvalidSpecError(
                 "`key` must not be empty",
                 got="an empty name",
                 remedy="set key= to the name of the key",
             )
-        for file in (os.fspath(self.public_key), os.fspath(self.private_key)):
-            if file and not os.access(file, os.R_OK):
+        public = _path(self.public_key, "public_key")
+        private = _path(self.private_key, "private_key")
+        for file in [public, private] if private else [public]:
+            is_folder = os.path.isdir(file)  # noqa: PTH112 - the import of pathlib takes long
+            if is_folder or not os.access(file, os.R_OK):
                 raise InvalidSpecError(
                     "a key must be a readable file in PEM",
-                    got=f"{file}, which can't be read",
+                    got=file,
                     remedy="mount the key there, readable by this process",
                 )
+
+
+def _path(path: object, name: str) -> str:
+    """Return *path* as text.
+
+    Raises:
+        InvalidSpecError: it is no path. The message contains *name*.
+    """
+    text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise InvalidSpecError(
+            f"{name} must be a path: a string, or an os.PathLike such as pathlib.Path",
+            got=path,
+            remedy="pass the path of a file or a folder",
+        )
+    return text
 
 
 def check_names(name: object, schema: object) -> None:
@@ -434,7 +455,8 @@ class CrashLog:
             `pulsar.AuthenticationTLS`.
 
     Raises:
-        InvalidSpecError: the number is negative, or both a token and a certificate are set.
+        InvalidSpecError: the number is negative, both a token and a certificate are set, or one of
+            the values is of another type.
     """
 
     directory: str | os.PathLike[str]
@@ -443,16 +465,28 @@ class CrashLog:
     certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse contradictory and negative values."""
+        """Refuse contradictory and negative values, and those of other types."""
+        _path(self.directory, "directory")
+        check_count(self.max_redeliveries, "max_redeliveries", least=0)
+        if not (self.token is None or isinstance(self.token, str) or callable(self.token)):
+            raise InvalidSpecError(
+                "token must be a string, or a function that returns one",
+                got=type(self.token).__name__,
+                remedy="pass the one of the client, or leave it out",
+            )
+        if self.certificate is not None:
+            pair = self.certificate
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
+                raise InvalidSpecError(
+                    "certificate must be a pair: the file of the certificate, and that of its key",
+                    got=pair,
+                    remedy='pass a pair such as ("tls.crt", "tls.key"), or leave it out',
+                )
+            for file in pair:
+                _path(file, "a file of certificate")
         if self.token is not None and self.certificate is not None:
             raise InvalidSpecError(
                 "only one of token= and certificate= may be set",
                 got="both",
                 remedy="set the one that the client uses",
-            )
-        if self.max_redeliveries < 0:
-            raise InvalidSpecError(
-                "max_redeliveries must be at least 0",
-                got=self.max_redeliveries,
-                remedy="set 0 or more; 0 dead-letters a message after its first crash",
             )

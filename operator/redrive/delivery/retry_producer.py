@@ -88,6 +88,7 @@ class RetryProducer(Closing):
         limit = to_limit(timeout, "the time-out of a send")
         _check(send_retries, limit, in_flight)
         self._schema = schema or BYTES
+        check_instance(topic, str, "topic")
         check_names(name, self._schema)
         check_instance(compression, pulsar.CompressionType, "compression")
         self._owner = OwnerProcess("producer")

@@ -32,8 +32,8 @@ from redrive.delivery.in_flight import AtWork, Call
 from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
-from redrive.policy.values import check_count
-from redrive.policy.verdict import Done, HandlerTimeoutError, NotDoneError, is_a
+from redrive.policy.values import check_count, check_instance
+from redrive.policy.verdict import Done, HandlerTimeoutError, is_a
 
 
 def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
@@ -310,6 +310,7 @@ def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -
     Raises:
         InvalidSpecError: a call of *handler* would do nothing, or fail each time.
     """
+    check_instance(explicit, bool, "explicit")
     _check_runs(handler)
     takes_attempt = _takes_attempt(handler)
     _check_takes(handler, 1 + takes_attempt, "a message, and the attempt if it wants to")
@@ -330,6 +331,7 @@ def batch_handler(handler: BatchHandler, *, explicit: bool) -> HandlerForm:
     Raises:
         InvalidSpecError: a call of *handler* would do nothing, or fail each time.
     """
+    check_instance(explicit, bool, "explicit")
     _check_runs(handler)
     _check_takes(handler, 1, "a list of messages")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -114,12 +114,14 @@ class Redaction:
 
     def __post_init__(self) -> None:
         """Validate at construction: at the first cause a message is already being settled."""
-        if isinstance(self.patterns, str):
+        if isinstance(self.patterns, str) or not isinstance(self.patterns, Iterable):
             raise InvalidSpecError(
                 "patterns must be a list; each character of a string would be a pattern",
                 got=self.patterns,
                 remedy="put it into a list",
             )
+        # An iterator would be used up here, and redact nothing later.
+        object.__setattr__(self, "patterns", tuple(self.patterns))
         for pattern in self.patterns:
             try:
                 re.sub(pattern, "", "")

@@ -14,7 +14,13 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.values import Converted, parse_duration, reads_directly, to_timedelta
+from redrive.policy.values import (
+    Converted,
+    check_instance,
+    parse_duration,
+    reads_directly,
+    to_timedelta,
+)
 
 MIN_DELAY = timedelta(seconds=1)
 MAX_DELAY = timedelta(seconds=864_000)
@@ -46,13 +52,19 @@ def check_delay(delay: float | timedelta, name: str) -> timedelta:
     return delay
 
 
-def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
+def _check_list(rungs: object, remedy: str) -> None:
     if isinstance(rungs, str) or not isinstance(rungs, Sequence):
         raise InvalidSpecError(
-            "the rungs of a delay ladder must be a list",
-            got=rungs,
-            remedy="pass a list of seconds or timedeltas, or use Ladder.from_delays for text",
+            "the rungs of a delay ladder must be a list", got=rungs, remedy=remedy
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
+    _check_list(rungs, "pass a list of seconds or timedeltas, or use Ladder.from_delays for text")
     return tuple(
         check_delay(rung, f"rung {number} of the delay ladder")
         for number, rung in enumerate(rungs, start=1)
@@ -83,7 +95,7 @@ class Ladder:
                 got=len(self.rungs),
                 remedy="list at least one delay, or name a preset",
             )
-        if not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
+        if not _is_number(self.jitter) or not 0 <= self.jitter <= 1:
             raise InvalidSpecError(
                 "the jitter of a delay ladder must be from 0 to 1",
                 got=self.jitter,
@@ -93,6 +105,7 @@ class Ladder:
     @classmethod
     def from_preset(cls, name: str) -> Ladder:
         """Return one of `PRESETS`."""
+        check_instance(name, str, "the preset of a delay ladder")
         if name not in PRESETS:
             raise InvalidSpecError(
                 "the delay ladder has an unknown preset",
@@ -104,6 +117,7 @@ class Ladder:
     @classmethod
     def from_delays(cls, delays: Sequence[str], jitter: float = 0.0) -> Ladder:
         """Return a ladder of *delays* in the form of a manifest."""
+        _check_list(delays, 'pass a list such as ["10s", "1m"]')
         return cls(tuple(map(parse_duration, delays)), jitter)
 
     @classmethod
@@ -122,7 +136,7 @@ class Ladder:
         """
         first = check_delay(parse_duration(initial), "the initial delay")
         last = check_delay(parse_duration(longest), "the longest delay")
-        if not MIN_FACTOR <= factor <= MAX_FACTOR:
+        if not _is_number(factor) or not MIN_FACTOR <= factor <= MAX_FACTOR:
             raise InvalidSpecError(
                 f"the factor of an exponential ladder must be from {MIN_FACTOR:g} to "
                 f"{MAX_FACTOR:g}",

@@ -19,7 +19,7 @@ from datetime import timedelta
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
-from redrive.policy.values import Converted, reads_directly, to_timedelta
+from redrive.policy.values import Converted, check_instance, reads_directly, to_timedelta
 
 DEFAULT_MAX_RETRIES = 16
 MAX_RETRIES_LIMIT = 1_000
@@ -60,7 +60,7 @@ class SubscriptionType(enum.StrEnum):
         except ValueError:
             raise InvalidSpecError(
                 "the subscription type is unknown",
-                got=text[:64],
+                got=str(text)[:64],
                 remedy=f"use one of {', '.join(cls)}",
             ) from None
 
@@ -145,6 +145,8 @@ def _check_kinds(policy: Policy) -> None:
             raise InvalidSpecError(
                 f"{name} of a policy must be of type {kind.__name__}", got=value, remedy=remedy
             )
+    for origin in policy.dead_letter_now:
+        check_instance(origin, str, "an origin in dead_letter_now of a policy")
     limits = policy.outage_breaker
     if limits is not None and not isinstance(limits, OutageLimits):
         raise InvalidSpecError(

@@ -107,12 +107,12 @@ class TopicName(str):
         Raises:
             InvalidSpecError: it is not `persistent://tenant/namespace/name`.
         """
-        match = _TOPIC.fullmatch(text)
+        match = _TOPIC.fullmatch(text) if isinstance(text, str) else None
         if match is None or len(match[3]) > MAX_NAME:
             raise InvalidSpecError(
                 "a topic must be written as persistent://tenant/namespace/name, the name without "
                 f"slashes or white space and of at most {MAX_NAME} characters, no part . or ..",
-                got=text[:128],
+                got=text[:128] if isinstance(text, str) else text,
                 remedy="use the full name of a persistent topic",
             )
         return cls(*match.groups())

@@ -41,11 +41,12 @@ def parse_duration(text: str) -> timedelta:
     Raises:
         InvalidSpecError: *text* is not a duration.
     """
-    written = _WRITTEN.fullmatch(text) if text.isascii() else None
+    is_text = isinstance(text, str)  # not so in a program without a type checker
+    written = _WRITTEN.fullmatch(text) if is_text and text.isascii() else None
     if not text or written is None:
         raise InvalidSpecError(
             "a duration must be whole numbers with the units d, h, m, s, largest first",
-            got=text[:64],
+            got=text[:64] if is_text else text,
             remedy="write it like 90s, 1m30s, 2h or 10d",
         )
     return timedelta(seconds=sum(int(p[:-1]) * _SECONDS[p[-1]] for p in written.groups() if p))

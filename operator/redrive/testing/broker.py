@@ -15,9 +15,11 @@ from typing import Any
 import pulsar
 import pulsar.schema
 
+from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES, NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.policy.values import check_instance
 
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -178,11 +180,21 @@ class InMemoryBroker:
         readers: get each message of their topic when it is stored.
         clock_error: how far the clock of its consumers is ahead of its own; a retry comes later by
             as much. Messages that wait in a consumer do not depend on it.
+
+    Raises:
+        InvalidSpecError: *policy* is no Policy, or *start* is no datetime with a time zone.
     """
 
     def __init__(
         self, policy: Policy, *, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ) -> None:
+        check_instance(policy, Policy, "policy")
+        if not isinstance(start, datetime) or start.tzinfo is None:
+            raise InvalidSpecError(
+                "start must be a datetime with a time zone",
+                got=start,
+                remedy="pass a value such as datetime(2026, 1, 1, tzinfo=UTC)",
+            )
         self.clock = VirtualClock(start)
         self.dead_letters: list[InMemoryMessage] = []
         self.refused: set[TopicName] = set()

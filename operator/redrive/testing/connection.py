@@ -25,6 +25,7 @@ from redrive.messages import BYTES, NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Sequences
+from redrive.policy.values import check_instance
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualTimer
 
 _LONGEST_WAIT = timedelta(days=1)
@@ -88,6 +89,7 @@ class InMemoryClient:
     """
 
     def __init__(self, broker: InMemoryBroker) -> None:
+        check_instance(broker, InMemoryBroker, "broker")
         self._broker = broker
 
     def get_topic_partitions(self, topic: str) -> list[str]:

@@ -19,7 +19,7 @@ from redrive.delivery.policy_file import PolicyFile, at_first
 from redrive.messages import BYTES
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import check_instance, to_timedelta
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.connection import InMemoryClientProducer, InMemoryConnection
 
@@ -34,6 +34,7 @@ class InMemoryTopics:
         self, policy: Policy | PolicyFile, broker: InMemoryBroker | None, options: Options
     ) -> InMemoryConnection:
         """Connect to *broker*, or to one of its own; name the consumer if *options* do not."""
+        check_instance(broker, InMemoryBroker, "broker", optional=True)
         options.setdefault("name", "in-memory")
         first = at_first(policy)
         self.broker = broker or InMemoryBroker(first)

@@ -552,9 +552,15 @@ def test_invalid_redaction_pattern_is_refused(pattern: Any) -> None:  # noqa: AN
         Redaction([r"\d+", pattern])
 
 
-def test_redaction_of_a_plain_string_is_refused() -> None:
+@pytest.mark.parametrize("patterns", ["secret", None, 5])
+def test_redaction_without_a_list_is_refused(patterns: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="would be a pattern"):
-        Redaction("secret")
+        Redaction(patterns)
+
+
+def test_redaction_keeps_the_patterns_of_an_iterator() -> None:
+    redaction = Redaction(iter(["secret"]))  # type: ignore[arg-type]
+    assert redaction("a secret") == redaction("a secret") == "a [redacted]"
 
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "properties.md"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -101,12 +102,18 @@ def test_unknown_subscription_type_is_refused_with_known_ones(text: str) -> None
         ("subscription", 3, "its name"),
         ("name", None, "namespace/name"),
         ("outage_breaker", {"window": 100}, "OutageLimits"),
+        ("dead_letter_now", ["4711:3:0"], "origins"),
     ],
 )
 def test_policy_field_of_another_type_is_refused(field: str, value: object, remedy: str) -> None:
     fields: dict[str, Any] = {"topic": ORDERS, "subscription": "billing", field: value}
     with pytest.raises(InvalidSpecError, match=f"^{field} of a policy must be .*got .*{remedy}"):
         Policy(**fields)
+
+
+def test_origin_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="an origin in dead_letter_now of a policy must"):
+        Policy(ORDERS, "billing", dead_letter_now=frozenset({5}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["window", "min_messages", "failure_percent"])
@@ -120,8 +127,31 @@ def test_outage_limit_of_another_type_is_refused(field: str, value: Any) -> None
 def test_ladder_that_is_no_list_is_refused(rungs: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match=r"must be a list; got .*Ladder\.from_delays"):
         Ladder(rungs)
+    with pytest.raises(InvalidSpecError, match="must be a list; got"):
+        Ladder.from_delays(rungs)
+
+
+@pytest.mark.parametrize("jitter", ["0.5", True])
+def test_jitter_that_is_no_number_is_refused(jitter: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="must be from 0 to 1; got"):
-        Ladder([1], jitter="0.5")  # type: ignore[arg-type]
+        Ladder([1], jitter=jitter)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Ladder.from_delays([10]),  # type: ignore[list-item]
+        lambda: Ladder.from_fixed(5),  # type: ignore[arg-type]
+        lambda: Ladder.from_preset(None),  # type: ignore[arg-type]
+        lambda: Ladder.from_exponential("1s", "2", "10s"),  # type: ignore[arg-type]
+        lambda: Ladder.from_exponential("1s", 2, 10),  # type: ignore[arg-type]
+        lambda: TopicName.parse(None),  # type: ignore[arg-type]
+        lambda: SubscriptionType.parse(5),  # type: ignore[arg-type]
+    ],
+)
+def test_text_of_another_type_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidSpecError, match="; got "):
+        make()
 
 
 def test_only_shared_subscriptions_honour_delays() -> None:

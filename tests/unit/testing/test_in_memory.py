@@ -29,8 +29,10 @@ from redrive import (
     SimpleConsumer,
     TooBigError,
 )
+from redrive.delivery.consumers.broadcast import BroadcastOptions
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
+from redrive.middleware import OutageBreaker
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
@@ -305,6 +307,9 @@ def memory() -> Any:  # noqa: ANN401
 WRONG_OPTIONS: list[dict[str, Any]] = [
     {"name": 5}, {"schema": "json"}, {"crypto": 5}, {"crypto": Crypto("key", __file__)},
     {"crash_log": "notes"}, {"max_in_flight_bytes": "1"}, {"prefetch": 2.5}, {"prefetch": True},
+    {"handle_again_when_unsent": "no"}, {"tracing": 5}, {"middleware": None},
+    {"middleware": OutageBreaker()}, {"middleware": [OutageBreaker]},
+    {"middleware": iter([OutageBreaker()])},
 ]  # fmt: skip
 
 
@@ -315,11 +320,32 @@ def test_option_of_another_type_is_refused_in_memory_too(options: dict[str, Any]
         functools.partial(InMemoryConsumer, POLICY),
         functools.partial(RetryConsumer, FakeClient().as_pulsar(), POLICY),
     ]
-    if name not in {"crash_log", "max_in_flight_bytes"}:
+    if name in BroadcastOptions.__annotations__:
         makers.append(functools.partial(BroadcastConsumer, memory(), str(POLICY.topic)))
     for make in makers:
-        with pytest.raises(InvalidSpecError, match=f"{name}|private key"):
+        with pytest.raises(InvalidSpecError, match=f"^{name} must be |private key"):
             make(**options)
+
+
+@pytest.mark.parametrize("topic", [None, 5, b"orders"])
+def test_topic_of_another_type_is_refused(topic: Any) -> None:  # noqa: ANN401
+    for make in (BroadcastConsumer, RetryProducer):
+        with pytest.raises(InvalidSpecError, match="topic must be of the type str"):
+            make(memory(), topic)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: InMemoryConsumer(POLICY, broker=memory()), "broker"),
+        (lambda: InMemoryClient(memory()), "broker"),
+        (lambda: InMemoryBroker(str(POLICY.topic)), "policy"),  # type: ignore[arg-type]
+        (lambda: InMemoryBroker(POLICY, start=datetime(2026, 1, 1)), "start"),  # noqa: DTZ001
+    ],
+)
+def test_double_refuses_arguments_of_another_type(make: Callable[[], object], name: str) -> None:
+    with pytest.raises(InvalidSpecError, match=f"^{name} must be"):
+        make()
 
 
 @pytest.mark.parametrize(
@@ -337,15 +363,24 @@ def test_producer_refuses_options_of_another_type(options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"rules": (ValueError,)}, {"workers": "3"}, {"max_rate": "3"}], ids=str
+    "options",
+    [{"rules": (ValueError,)}, {"workers": "3"}, {"max_rate": "3"}, {"explicit": "no"}],
+    ids=str,
 )
 def test_run_refuses_options_of_another_type(options: dict[str, Any]) -> None:
     consumer = InMemoryConsumer(POLICY)
     (name,) = options
-    with pytest.raises(InvalidSpecError, match=name):
-        consumer.run(fail, **options)
+    for run in (consumer.run, consumer.run_batches):
+        with pytest.raises(InvalidSpecError, match=name):
+            run(fail, **options)
     with pytest.raises(InvalidSpecError, match="size"):
         consumer.receive_batch("3", 1)  # type: ignore[arg-type]
+
+
+def test_wait_for_a_batch_is_checked_before_a_message_is_taken() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    with pytest.raises(InvalidSpecError, match="a number of seconds"):
+        consumer.run_batches(fail, wait="1s")  # type: ignore[arg-type]
 
 
 def test_rate_other_than_positive_is_refused() -> None:
@@ -448,8 +483,9 @@ async def test_settlement_argument_of_another_type_is_refused(
 ) -> None:
     consumer, asynchronous = InMemoryConsumer(POLICY), AsyncInMemoryConsumer(POLICY)
     simple, on_request = InMemorySimpleConsumer(POLICY), AsyncInMemorySimpleConsumer(POLICY)
-    for each in (consumer, asynchronous, simple, on_request):
-        each.send(b"x")
+    receivers = (consumer, asynchronous, simple, on_request)
+    for receiver in receivers:
+        receiver.send(b"x")
     first, second = consumer.receive(), await asynchronous.receive()
     ((third,), (fourth,)) = simple.receive(1, 10), await on_request.receive(1, 10)
     with pytest.raises(InvalidSpecError, match=message):
@@ -469,8 +505,7 @@ async def test_settlement_argument_of_another_type_is_refused(
     await asynchronous.acknowledge(second)
     simple.acknowledge(third)
     await on_request.acknowledge(fourth)
-    for each in (consumer, asynchronous, simple, on_request):
-        assert each.broker.unsettled() == []
+    assert [receiver.broker.unsettled() for receiver in receivers] == [[]] * len(receivers)
 
 
 def test_run_of_a_closed_consumer_is_refused() -> None:

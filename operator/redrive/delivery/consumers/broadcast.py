@@ -40,7 +40,7 @@ from redrive.delivery.reporting import (
 from redrive.delivery.run import Handler, Run, single_handler
 from redrive.messages import BYTES, id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
-from redrive.policy.values import check_count, to_limit
+from redrive.policy.values import check_count, check_instance, to_limit
 
 
 class BroadcastOptions(TypedDict, total=False):
@@ -100,6 +100,7 @@ class BroadcastConsumer(Closing):
         prefetch: int = PREFETCH,
     ) -> None:
         check_count(prefetch, "prefetch")
+        check_instance(topic, str, "topic")
         check_names(name, schema)
         check_hooks(redaction, on_event)
         name = name or identity()

@@ -457,9 +457,10 @@ class RetryConsumer(Receiver):
             SubscriptionLostError: the client was closed.
         """
         check_count(size, "size")
+        seconds = to_seconds(wait)
 
         def take() -> list[pulsar.Message]:
-            return [self.receive(), *self.receive_batch(size - 1, wait)]
+            return [self.receive(), *self.receive_batch(size - 1, seconds)]
 
         handle = batch_handler(handler, explicit=explicit)
         self._work(take, handle, rules, workers, timeout, max_rate)

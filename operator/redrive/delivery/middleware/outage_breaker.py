@@ -33,7 +33,7 @@ from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError, class_name
 from redrive.messages import NotSentError, message_id_text
 from redrive.policy.model import OUTAGE, OutageLimits, Policy
-from redrive.policy.values import is_function, text_of
+from redrive.policy.values import check_instance
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater, is_a
 
 MAX_HELD = 1_000
@@ -101,7 +101,7 @@ class OutageBreaker(Middleware):
             are handled during the outage. By default all messages have the same.
 
     Raises:
-        InvalidSpecError: a rule is not a function.
+        InvalidSpecError: *limits* is no OutageLimits, or a rule is not a function.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class OutageBreaker(Middleware):
         cause: Callable[[BaseException], str | None] = class_name,
         dependency: Callable[[pulsar.Message], str] = _the_only_one,
     ) -> None:
+        check_instance(limits, OutageLimits, "limits", optional=True)
         for rule in (cause, dependency):
             if not is_function(rule):
                 raise InvalidSpecError(

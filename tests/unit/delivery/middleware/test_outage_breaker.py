@@ -418,6 +418,12 @@ def test_outage_rule_that_is_no_function_is_refused(rules: dict[str, Any]) -> No
         OutageBreaker(**rules)
 
 
+@pytest.mark.parametrize("limits", [5, {"window": 5}, "x"])
+def test_outage_limits_of_another_type_are_refused(limits: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="limits must be of the type OutageLimits"):
+        OutageBreaker(limits)
+
+
 def test_failures_count_again_after_the_longest_pause() -> None:
     warehouse = down_for(100)
     limits = OutageLimits(max_pause=HOUR)

@@ -21,7 +21,7 @@ import certifi
 import pulsar
 import pytest
 
-from redrive import CrashLog, Policy
+from redrive import CrashLog, Crypto, Policy
 from redrive.delivery.inspection import access
 from redrive.delivery.middleware.chain import DONE, Settlement
 from redrive.delivery.middleware.poison_guard import (
@@ -330,8 +330,42 @@ def test_unusable_crash_log_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidSpecError, match="mount a writable volume there"):
         CrashLogFile(tmp_path / "file", POLICY)
-    with pytest.raises(InvalidSpecError, match="must be at least 0; got -1"):
+    with pytest.raises(InvalidSpecError, match="whole number, at least 0; got -1"):
         CrashLog(tmp_path, max_redeliveries=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"directory": None}, "directory"),
+        ({"directory": 5}, "directory"),
+        ({"token": 5}, "token"),
+        ({"certificate": "cert.pem"}, "certificate"),
+        ({"certificate": ("cert.pem", None)}, "a file of certificate"),
+        ({"max_redeliveries": 1.5}, "max_redeliveries"),
+        ({"max_redeliveries": "3"}, "max_redeliveries"),
+    ],
+    ids=str,
+)
+def test_crash_log_refuses_options_of_another_type(options: Any, name: str) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=f"^{name} must be "):
+        CrashLog(**{"directory": "/var/lib/redrive", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": 5}, "key must be of the type str"),
+        ({"public_key": None}, "public_key must be a path"),
+        ({"private_key": 5}, "private_key must be a path"),
+        ({"public_key": "/"}, "a key must be a readable file in PEM; got '/'"),
+        ({"public_key": ""}, "a key must be a readable file in PEM; got ''"),
+    ],
+    ids=str,
+)
+def test_crypto_refuses_options_of_another_type(options: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=message):
+        Crypto(**{"key": "orders", "public_key": __file__, **options})
 
 
 DIES_WRITING = """
