@@ -237,6 +237,7 @@ def producer() -> None:
     RetryProducer(client, "orders", timeout="3s")  # type: ignore[arg-type]
     RetryProducer(client, "orders", schema=pulsar.schema.StringSchema()).close()
     RetryProducer(client, "orders", compression=pulsar.CompressionType.LZ4).close()
+    RetryProducer(client, "orders", retries=3)  # type: ignore[call-arg]
 
 
 async def async_producer() -> None:

@@ -18,6 +18,7 @@ import pytest
 import redrive
 from redrive.delivery.assembly import Options, RetryOptions
 from redrive.delivery.consumers.broadcast import BroadcastOptions
+from redrive.delivery.retry_producer import ProducerOptions
 from redrive.errors import InvalidSpecError, OwnerConflictError, RedriveError
 from redrive.reasons import Reason
 
@@ -159,7 +160,7 @@ def test_directory_of_the_package_lists_its_public_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("consumer", "options"),
+    ("kind", "options"),
     [
         (redrive.RetryConsumer, RetryOptions),
         (redrive.AsyncRetryConsumer, RetryOptions),
@@ -167,10 +168,12 @@ def test_directory_of_the_package_lists_its_public_names() -> None:
         (redrive.AsyncSimpleConsumer, Options),
         (redrive.BroadcastConsumer, BroadcastOptions),
         (redrive.AsyncBroadcastConsumer, BroadcastOptions),
+        (redrive.RetryProducer, ProducerOptions),
+        (redrive.AsyncRetryProducer, ProducerOptions),
     ],
 )
-def test_help_of_a_consumer_lists_its_options(consumer: type, options: type) -> None:
-    listed = set(re.findall(r"\w+", inspect.getdoc(consumer) or ""))
+def test_help_of_a_class_lists_its_options(kind: type, options: type) -> None:
+    listed = set(re.findall(r"\w+", inspect.getdoc(kind) or ""))
     assert set(get_type_hints(options)) <= listed
 
 

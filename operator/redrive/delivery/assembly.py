@@ -37,7 +37,7 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES
 from redrive.policy.envelope import Redaction
 from redrive.policy.model import Policy
-from redrive.policy.values import check_instance, to_timedelta
+from redrive.policy.values import check_instance, check_listed, to_timedelta
 from redrive.policy.verdict import FailureRules
 
 if TYPE_CHECKING:
@@ -76,7 +76,11 @@ class RetryOptions(Options, total=False):
 
 _POLICY_SETS = "it is part of the policy: change the RetryPolicy, or the Policy"
 _ONE_TOPIC = "a policy is for one topic: create a policy and a consumer for each topic"
-_CLIENT_OPTIONS = {
+_NO_QUEUE = "at most two messages of each partition wait in a SimpleConsumer"
+_INVISIBLE = "a message of a SimpleConsumer is invisible for the duration that is given to receive"
+_DELAYS = "a SimpleConsumer retries a message after the delay of the ladder, or of fail"
+_OF_RUN = "it is an option of run of a RetryConsumer or BroadcastConsumer"
+CLIENT_OPTIONS = {
     "consumer_name": "name",
     "receiver_queue_size": "prefetch",
     "max_total_receiver_queue_size_across_partitions": "prefetch",
@@ -86,7 +90,7 @@ _CLIENT_OPTIONS = {
 }
 """Options of `pulsar.Client.subscribe` that a consumer has under another name."""
 
-_REFUSED_OPTIONS = {
+REFUSED_OPTIONS = {
     "consumer_type": _POLICY_SETS,
     "subscription_name": _POLICY_SETS,
     "dead_letter_policy": _POLICY_SETS,
@@ -98,6 +102,7 @@ _REFUSED_OPTIONS = {
     "regex_subscription_mode": _ONE_TOPIC,
     "initial_position": "create the subscription at that position before the first consumer, with "
     "pulsar-admin topics create-subscription --messageId",
+    "start_message_id_inclusive": "it is for a seek, which a consumer of a policy never makes",
     "priority_level": "the Python client has no priority of consumers",
     "key_shared_policy": "the broker divides the keys: keys outside all fixed ranges would be "
     "handled by no consumer",
@@ -106,34 +111,47 @@ _REFUSED_OPTIONS = {
     "is_read_compacted": "messages that compaction removes would never be handled",
     "message_listener": "give the function to run",
     "batch_receive_policy": "use run_batches or receive_batch",
+    "batch_index_ack_enabled": "the consumer recognises messages of a batch that it has settled",
+    "max_pending_chunked_message": "the consumer sets it to 100 for each partition",
+    "auto_ack_oldest_chunked_message_on_queue_full": "incomplete messages would be acknowledged, "
+    "and lost",
+    "crypto_failure_action": "a message that can't be decrypted waits for a consumer with its key",
+    "broker_consumer_stats_cache_time_ms": "the consumer reads no statistics: use on_event, or "
+    "redrive.prometheus",
     "properties": "the consumer sets them to the name and generation of its policy",
+    # For a `SimpleConsumer`; a `RetryConsumer` has them, or others in their place.
+    "receiver_queue_size": _NO_QUEUE,
+    "max_total_receiver_queue_size_across_partitions": _NO_QUEUE,
+    "prefetch": _NO_QUEUE,
+    "unacked_messages_timeout_ms": _INVISIBLE,
+    "ack_timeout": _INVISIBLE,
+    "negative_ack_redelivery_delay_ms": _DELAYS,
+    "nack_delay": _DELAYS,
 }
-"""Options of `pulsar.Client.subscribe` that no consumer of a policy takes, and the reasons."""
+"""Options, most of `pulsar.Client.subscribe`, that no consumer of a policy takes; with reasons."""
+
+_OF_METHODS = {
+    "explicit": _OF_RUN,
+    "workers": _OF_RUN,
+    "max_rate": _OF_RUN,
+    "timeout": f"{_OF_RUN}, and of receive of a SimpleConsumer",
+    "rules": "it is an option of run of a RetryConsumer",
+}
 
 
-def check_options(options: Mapping[str, object], kind: type) -> None:
-    """Pass if each of *options* is one of *kind*, a class of options.
+def check_options(options: Mapping[str, object], kind: type, *more: str) -> None:
+    """Pass if each of *options* is one of *kind*, a class of options, or of *more*.
 
     Raises:
-        InvalidSpecError: one is not. For an option of `pulsar.Client.subscribe` the message has
-            the name that it has here, or the reason why it is refused; else the nearest name.
+        InvalidSpecError: one is not. The message has the name that an option of the client has
+            here, or the reason why an option is refused; else the nearest name.
     """
-    names = kind.__annotations__
-    for name in options:
-        if name not in names:
-            import difflib  # noqa: PLC0415 - a correct program needs none
-
-            nearest = difflib.get_close_matches(name, names, 1, cutoff=0.5)
-            if _CLIENT_OPTIONS.get(name) in names:
-                nearest = [_CLIENT_OPTIONS[name]]
-            remedy = f"use {nearest[0]}; " if nearest else ""
-            if "crash_log" in names and name in _REFUSED_OPTIONS:  # options of a policy's consumer
-                remedy = f"{_REFUSED_OPTIONS[name]}; "
-            raise InvalidSpecError(
-                "there is no such option of a consumer",
-                got=name,
-                remedy=f"{remedy}the options are {', '.join(sorted(names))}",
-            )
+    names = {*kind.__annotations__, *more}
+    remedies = {option: f"use {name}" for option, name in CLIENT_OPTIONS.items() if name in names}
+    if "crash_log" in names:  # options of a policy's consumer
+        of_policy = dict.fromkeys(Policy.__dataclass_fields__, _POLICY_SETS)
+        remedies = of_policy | REFUSED_OPTIONS | remedies
+    check_listed(options, names, "a consumer", _OF_METHODS | remedies)
 
 
 def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from queue import Empty, LifoQueue
+from typing import TypedDict, Unpack
 
 import pulsar
 import pulsar.schema
@@ -29,7 +30,13 @@ from redrive.delivery.parts import Crypto, check_names, for_producer
 from redrive.delivery.sender import REMEDY, Opening, SendSlot, remedy_of
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import BYTES, NotSentError, WriterSchema
-from redrive.policy.values import check_count, check_instance, to_limit, to_timedelta
+from redrive.policy.values import (
+    check_count,
+    check_instance,
+    check_listed,
+    to_limit,
+    to_timedelta,
+)
 
 SEND_RETRIES = 3
 SEND_TIMEOUT = timedelta(seconds=3)
@@ -39,6 +46,40 @@ class ProducerClosedError(RedriveError):
     """The producer was closed: it sends nothing more."""
 
     reason = "ProducerClosed"
+
+
+class ProducerOptions(TypedDict, total=False):
+    """Options of a `RetryProducer`, with asyncio too."""
+
+    name: str | None
+    schema: pulsar.schema.Schema | None
+    compression: pulsar.CompressionType
+    crypto: Crypto | None
+    send_retries: int
+    timeout: float | timedelta | None
+    in_flight: int
+
+
+_CLIENT_OPTIONS = {
+    "producer_name": "use name",
+    "compression_type": "use compression",
+    "encryption_key": "use crypto",
+    "crypto_key_reader": "use crypto",
+    "send_timeout_millis": "use timeout",
+    "max_pending_messages": "use in_flight",
+}
+"""Options of `pulsar.Client.create_producer` that have another name here."""
+
+
+def check_producer_options(options: ProducerOptions) -> None:
+    """Pass if these are options of a producer, and so many sends can be in flight.
+
+    Raises:
+        InvalidSpecError: one is not. The message has the nearest name.
+    """
+    names = ProducerOptions.__annotations__
+    check_listed(options, names, "a producer", _CLIENT_OPTIONS)
+    check_count(options.get("in_flight", 1), "in_flight")
 
 
 class RetryProducer(Closing):
@@ -58,21 +99,28 @@ class RetryProducer(Closing):
             producer on.
         name: begins the name under which the broker lists this producer; something random follows.
         schema: of the messages; by default they are bytes.
-        compression: of the contents; the broker's limit is on the compressed size.
+        compression: of the contents, by default none; the broker's limit is on the compressed size.
         crypto: encrypts the contents.
-        send_retries: a message is sent at most once more than this.
-        timeout: how long each send waits for its receipt, and 1 s more for each MiB of the
-            message. Where the client has lost its producer for good, making another takes up to
-            12 s on top.
-        in_flight: at most so many messages are on their way at a time. With 1 they are stored in
-            the order of the calls; with more there is no order among calls at the same time.
+        send_retries: a message is sent at most once more than this; by default 3.
+        timeout: how long each send waits for its receipt, by default 3 s, and 1 s more for each
+            MiB of the message. Where the client has lost its producer for good, making another
+            takes up to 12 s on top.
+        in_flight: at most so many messages are on their way at a time. With 1, the default, they
+            are stored in the order of the calls; with more there is no order among calls at the
+            same time.
 
     Raises:
-        InvalidSpecError: an argument is out of bounds.
+        InvalidSpecError: an option is out of bounds or of another type, or there is no such option.
         NotSentError: the broker refused the producer.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+    def __init__(
+        self, client: pulsar.Client, topic: str, **options: Unpack[ProducerOptions]
+    ) -> None:
+        check_producer_options(options)
+        self._open(client, topic, **options)
+
+    def _open(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
         client: pulsar.Client,
         topic: str,
@@ -86,7 +134,7 @@ class RetryProducer(Closing):
         in_flight: int = 1,
     ) -> None:
         limit = to_limit(timeout, "the time-out of a send")
-        _check(send_retries, limit, in_flight)
+        _check(send_retries, limit)
         self._schema = schema or BYTES
         check_instance(topic, str, "topic")
         check_names(name, self._schema)
@@ -200,9 +248,8 @@ class RetryProducer(Closing):
         return None
 
 
-def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:
+def _check(send_retries: int, timeout: timedelta) -> None:
     check_count(send_retries, "send_retries", least=0)
-    check_count(in_flight, "in_flight")
     if timeout < timedelta(milliseconds=1):
         raise InvalidSpecError(
             "the time-out of a send is a positive time",

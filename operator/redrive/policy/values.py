@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, cast
@@ -113,6 +113,35 @@ def check_instance(value: object, kind: type, name: str, *, optional: bool = Fal
             got=type(value).__name__,
             remedy="pass such an object, or leave it out",
         )
+
+
+_NEAR = 0.75
+"""Least similarity of a misspelled name; names of other things are less similar."""
+
+
+def check_listed(
+    options: Iterable[str], names: Collection[str], owner: str, remedies: Mapping[str, str]
+) -> None:
+    """Pass if each of *options* is one of *names*, the options of *owner*.
+
+    Args:
+        remedies: for names that users may expect here.
+
+    Raises:
+        InvalidSpecError: one is not. The message has its remedy, or else the nearest name.
+    """
+    for option in options:
+        if option not in names:
+            import difflib  # noqa: PLC0415 - a correct program needs none
+
+            near = difflib.get_close_matches(option, names, 1, cutoff=_NEAR)
+            remedy = remedies.get(option) or (f"use {near[0]}" if near else None)
+            listed = f"the options are {', '.join(sorted(names))}"
+            raise InvalidSpecError(
+                f"there is no such option of {owner}",
+                got=option,
+                remedy=f"{remedy}; {listed}" if remedy else listed,
+            )
 
 
 def to_timedelta(duration: float | timedelta, name: str) -> timedelta:

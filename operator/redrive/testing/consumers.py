@@ -11,7 +11,7 @@ from typing import Unpack, overload
 
 import pulsar
 
-from redrive.delivery.assembly import Options, RetryOptions
+from redrive.delivery.assembly import Options, RetryOptions, check_options
 from redrive.delivery.consumers.asynchronous import AsyncRetryConsumer, AsyncSimpleConsumer
 from redrive.delivery.consumers.consumer import RetryConsumer
 from redrive.delivery.consumers.simple import SimpleConsumer
@@ -31,9 +31,18 @@ class InMemoryTopics:
     _topic: TopicName
 
     def _connect(
-        self, policy: Policy | PolicyFile, broker: InMemoryBroker | None, options: Options
+        self,
+        policy: Policy | PolicyFile,
+        broker: InMemoryBroker | None,
+        options: Options,
+        kind: type = RetryOptions,
     ) -> InMemoryConnection:
-        """Connect to *broker*, or to one of its own; name the consumer if *options* do not."""
+        """Connect to *broker*, or to one of its own; name the consumer if *options* do not.
+
+        Args:
+            kind: class of the options.
+        """
+        check_options(options, kind, "broker")
         check_instance(broker, InMemoryBroker, "broker", optional=True)
         options.setdefault("name", "in-memory")
         first = at_first(policy)
@@ -112,7 +121,7 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(self._connect(policy, broker, options), policy, **options)
+        super().__init__(self._connect(policy, broker, options, Options), policy, **options)
 
 
 class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
@@ -158,7 +167,7 @@ class AsyncInMemorySimpleConsumer(InMemoryTopics, AsyncSimpleConsumer):
         broker: InMemoryBroker | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(self._connect(policy, broker, options), policy, **options)
+        super().__init__(self._connect(policy, broker, options, Options), policy, **options)
         self._consumer = self._open()
 
     async def receive(

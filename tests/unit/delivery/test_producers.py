@@ -31,6 +31,7 @@ CLIENT = cast("pulsar.Client", None)  # no test uses it
         ({"send_retries": -1}, "send_retries"),
         ({"timeout": timedelta()}, "time-out"),
         ({"in_flight": 0}, "in_flight"),
+        ({"in_flight": "3"}, "in_flight"),
     ],
 )
 async def test_invalid_producer_option_is_refused(choice: dict[str, Any], wrong: str) -> None:

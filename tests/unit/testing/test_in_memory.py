@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_type_hints
 
 import pulsar
 import pytest
@@ -28,6 +29,12 @@ from redrive import (
     RetryProducer,
     SimpleConsumer,
     TooBigError,
+)
+from redrive.delivery.assembly import (
+    CLIENT_OPTIONS,
+    REFUSED_OPTIONS,
+    Options,
+    RetryOptions,
 )
 from redrive.delivery.consumers.broadcast import BroadcastOptions
 from redrive.errors import InvalidSpecError
@@ -532,7 +539,8 @@ async def test_async_run_of_a_closed_consumer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "remedy"),
     [
-        ("middlewares", "use middleware; the options are .*crash_log, .*tracing"),
+        ("middlewares", "use middleware; the options are broker, .*crash_log, .*tracing"),
+        ("borker", "use broker; "),
         ("onEvent", "use on_event; "),
         ("max_inflight_bytes", "use max_in_flight_bytes; "),
         ("orders", "the options are .*crash_log"),
@@ -543,6 +551,15 @@ async def test_async_run_of_a_closed_consumer_is_refused() -> None:
         ("priority_level", "the Python client has no priority"),
         ("key_shared_policy", "the broker divides the keys"),
         ("replicate_subscription_state_enabled", "another cluster has no copy"),
+        ("max_retries", "it is part of the policy"),
+        ("ladder", "it is part of the policy"),
+        ("subscription", "it is part of the policy"),
+        ("retries", "the options are .*crash_log"),
+        ("workers", "it is an option of run of a RetryConsumer or BroadcastConsumer; "),
+        ("explicit", "it is an option of run"),
+        ("max_rate", "it is an option of run"),
+        ("rules", "it is an option of run"),
+        ("timeout", "it is an option of run .*, and of receive of a SimpleConsumer"),
     ],
 )
 def test_unknown_option_is_refused_with_the_nearest(
@@ -552,6 +569,46 @@ def test_unknown_option_is_refused_with_the_nearest(
 ) -> None:
     with pytest.raises(InvalidSpecError, match=f"no such option .*got '{option}'; {remedy}"):
         consumer(POLICY, **{option: ()})
+
+
+@pytest.mark.parametrize(
+    "option", ["ack_timeout", "unacked_messages_timeout_ms", "nack_delay", "receiver_queue_size"]
+)
+def test_option_that_a_simple_consumer_lacks_has_a_reason(option: str) -> None:
+    wrong: dict[str, Any] = {option: 5}
+    with pytest.raises(InvalidSpecError, match=f"got '{option}'; (a|at .*) .*SimpleConsumer"):
+        InMemorySimpleConsumer(POLICY, **wrong)
+
+
+@pytest.mark.parametrize("kind", [RetryOptions, Options])
+def test_each_option_of_the_client_has_a_name_or_a_reason(kind: type) -> None:
+    """A later client may have more of them."""
+    names = get_type_hints(kind).keys()
+    renamed = {option for option, name in CLIENT_OPTIONS.items() if name in names}
+    options = inspect.signature(pulsar.Client.subscribe).parameters.keys() - {"self"}
+    assert options - names - renamed - REFUSED_OPTIONS.keys() == set()
+    assert "crypto_failure_action" in options
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [("sendretries", "use send_retries"), ("producer_name", "use name"), ("keys", "the options")],
+)
+def test_unknown_producer_option_is_refused_with_the_nearest(option: str, remedy: str) -> None:
+    makers: list[Callable[..., object]] = [RetryProducer, AsyncRetryProducer]
+    for make in makers:
+        with pytest.raises(InvalidSpecError, match=f"a producer; got '{option}'; {remedy}.*schema"):
+            make(memory(), str(POLICY.topic), **{option: ()})
+
+
+@pytest.mark.parametrize("make", [BroadcastConsumer, AsyncBroadcastConsumer])
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [("prefetchs", "use prefetch"), ("workers", "it is an option of run"), ("ladder", "the opti")],
+)
+def test_unknown_option_of_a_broadcast_is_refused(make: Any, option: str, remedy: str) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=f"no such option .*got '{option}'; {remedy}"):
+        make(memory(), str(POLICY.topic), **{option: ()})
 
 
 @pytest.mark.parametrize("consumer", [RetryConsumer, SimpleConsumer])

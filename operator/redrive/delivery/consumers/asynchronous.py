@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar, Unpack, overload
 
 import pulsar
-import pulsar.schema
 
 from redrive.delivery.assembly import Options, RetryOptions, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, AsyncClosing, Deadline, to_seconds
@@ -30,10 +29,14 @@ from redrive.delivery.consumers.consumer import (
 )
 from redrive.delivery.consumers.simple import SimpleConsumer
 from redrive.delivery.forking import OwnerProcess, heed_sigterm
-from redrive.delivery.parts import BrokerConnection, Crypto
+from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.delivery.processor import Processor
-from redrive.delivery.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
+from redrive.delivery.retry_producer import (
+    ProducerOptions,
+    RetryProducer,
+    check_producer_options,
+)
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
@@ -425,27 +428,18 @@ class AsyncRetryProducer(AsyncClosing):
 
     Use it as an asynchronous context manager: entering it opens all that a `RetryProducer` opens at
     once, and raises the same errors. Arguments and guarantees are those of `RetryProducer`.
+
+    Args:
+        client: see `RetryProducer`, as for *topic*, *name*, *schema*, *compression*, *crypto*,
+            *send_retries*, *timeout* and *in_flight*.
     """
 
-    def __init__(  # noqa: PLR0913 - as of RetryProducer
-        self,
-        client: pulsar.Client,
-        topic: str,
-        *,
-        name: str | None = None,
-        schema: pulsar.schema.Schema | None = None,
-        compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
-        crypto: Crypto | None = None,
-        send_retries: int = SEND_RETRIES,
-        timeout: float | timedelta | None = SEND_TIMEOUT,
-        in_flight: int = 1,
+    def __init__(
+        self, client: pulsar.Client, topic: str, **options: Unpack[ProducerOptions]
     ) -> None:
-        self._open = functools.partial(
-            RetryProducer,
-            client, topic, name=name, schema=schema, compression=compression, crypto=crypto,
-            send_retries=send_retries, timeout=timeout, in_flight=in_flight,
-        )  # fmt: skip
-        self._threads = ThreadPoolExecutor(max(1, in_flight), "redrive-producer")
+        check_producer_options(options)
+        self._open = functools.partial(RetryProducer, client, topic, **options)
+        self._threads = ThreadPoolExecutor(options.get("in_flight", 1), "redrive-producer")
         self._producer: RetryProducer | None = None
         self._owner = OwnerProcess("producer")
 

@@ -7,11 +7,12 @@ no policy, no retry topic, and no right but to consume the topic.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, TypedDict, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import pulsar
 import pulsar.schema
 
+from redrive.delivery.assembly import check_options
 from redrive.delivery.concurrency import (
     CLOSE_TIMEOUT,
     Closing,
@@ -76,17 +77,24 @@ class BroadcastConsumer(Closing):
         redaction: text to hide in the log of a failure.
         on_event: called with every message that was dropped, or handled too late; see `Event`.
         disconnect_timeout: after so long without a connection the consumer reports the event
-            `redrive.disconnected`; see `connected`.
-        prefetch: at most so many messages of each partition wait in this consumer.
+            `redrive.disconnected`; see `connected`. By default 30 s.
+        prefetch: at most so many messages of each partition wait in this consumer; by default
+            1,000.
 
     It takes no middleware: that is bound to a policy, and to attempts that are settled.
 
     Raises:
         SubscribeError: the broker refused to let this role read.
-        InvalidSpecError: *prefetch* is below 1.
+        InvalidSpecError: an option is out of bounds or of another type, or there is no such option.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+    def __init__(
+        self, client: pulsar.Client, topic: str, **options: Unpack[BroadcastOptions]
+    ) -> None:
+        check_options(options, BroadcastOptions)
+        self._open(client, topic, **options)
+
+    def _open(  # noqa: PLR0913 - each is a choice of its own, with a default
         self,
         client: pulsar.Client,
         topic: str,

@@ -359,8 +359,8 @@ class RetryConsumer(Receiver):
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: the ack time-out is no positive time, *prefetch* is below 1, or the crash
-            log can't be written, or there is no such option.
+        InvalidSpecError: an option is out of bounds or of another type, the crash log can't be
+            written, or there is no such option.
     """
 
     def __init__(

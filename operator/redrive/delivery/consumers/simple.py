@@ -80,7 +80,8 @@ class SimpleConsumer(PolicyConsumer):
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
-        InvalidSpecError: the policy is ordered.
+        InvalidSpecError: the policy is ordered, an option is out of bounds or of another type, or
+            there is no such option.
     """
 
     def __init__(
