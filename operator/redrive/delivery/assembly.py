@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, TypedDict
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.concurrency import (
-    CLOSE_TIMEOUT,
-    Deadline,
-    all_within,
-    identity,
-    log_of,
-    to_seconds,
-)
-from redrive.delivery.connection import PREFETCH, ClientConnection
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, identity, to_seconds
+from redrive.delivery.connection import MAX_PENDING_CHUNKED, PREFETCH, ClientConnection
 from redrive.delivery.decisions import Attempts, Decisions
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
 from redrive.delivery.middleware.scheduling import KeyOrdering
@@ -112,7 +105,7 @@ REFUSED_OPTIONS = {
     "message_listener": "give the function to run",
     "batch_receive_policy": "use run_batches or receive_batch",
     "batch_index_ack_enabled": "the consumer recognises messages of a batch that it has settled",
-    "max_pending_chunked_message": "the consumer sets it to 100 for each partition",
+    "max_pending_chunked_message": f"it is {MAX_PENDING_CHUNKED} for each partition",
     "auto_ack_oldest_chunked_message_on_queue_full": "incomplete messages would be acknowledged, "
     "and lost",
     "crypto_failure_action": "a message that can't be decrypted waits for a consumer with its key",

@@ -10,6 +10,7 @@ Several calls of `run` can share the main thread, as coroutines of one loop do.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -18,10 +19,10 @@ import sys
 import threading
 import time
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import pulsar
 
@@ -351,17 +352,20 @@ def batch_handler(handler: BatchHandler, *, explicit: bool) -> HandlerForm:
 
 
 def _check_runs(handler: Callable[..., object]) -> None:
+    kinds: list[Callable[..., object]] = [inspect.isgeneratorfunction, inspect.isasyncgenfunction]
+    form, remedy = "a coroutine function, not a generator function", "use no yield"
+    if isinstance(handler, PassThrough):
+        handler = handler.handler
+    else:
+        kinds.append(inspect.iscoroutinefunction)
+        form, remedy = "a plain function, not a coroutine or generator function", _REMEDY
     if not callable(handler):
         raise InvalidSpecError(
             "a handler must be a function", got=handler, remedy="give one that takes the message"
         )
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(is_of(handler) for is_of in kinds):
-        raise InvalidSpecError(
-            "a handler must be a plain function, not a coroutine or generator function",
-            got=getattr(handler, "__qualname__", repr(handler)),
-            remedy=_REMEDY,
-        )
+    with contextlib.suppress(TypeError):  # of a mock, which may show another mock as its code
+        if any(is_of(handler) for is_of in kinds):
+            raise InvalidSpecError(f"a handler must be {form}", got=_shown(handler), remedy=remedy)
 
 
 class PassThrough(Generic[_Arguments, _Answer]):
@@ -410,25 +414,34 @@ def _takes_attempt(handler: Callable[..., object]) -> bool:
     if second.default is not second.empty:
         return False
     if len(signatures) > 1 and not _ATTEMPT.search(str(second.annotation)):
-        raise InvalidSpecError(
-            "a decorator hides which arguments its handler is called with",
-            got=f"{_shown(handler)}{signatures[-1]}",
-            remedy="have the function in the decorator take the message only, or the message and "
-            "the attempt",
-        )
+        raise _hidden(handler, signatures[-1])
     return True
+
+
+def _hidden(handler: Callable[..., object], signature: inspect.Signature) -> InvalidSpecError:
+    return InvalidSpecError(
+        "a decorator hides which arguments its handler is called with",
+        got=f"{_shown(handler)}{signature}",
+        remedy="have the function in the decorator take the message, or message and attempt",
+    )
 
 
 def _check_takes(handler: Callable[..., object], arguments: int, parameters: str) -> None:
     for signature in _signatures(handler, arguments):
-        try:
-            signature.bind(*[None] * arguments)
-        except TypeError as error:
+        if not _binds(signature, arguments):
             raise InvalidSpecError(
                 f"a handler takes {parameters}, and nothing else without a default",
                 got=f"{_shown(handler)}{signature}",
                 remedy="change its arguments, or bind them with functools.partial",
-            ) from error
+            )
+
+
+def _binds(signature: inspect.Signature, arguments: int) -> bool:
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _shown(handler: Callable[..., object]) -> str:
@@ -450,7 +463,8 @@ def _signatures(handler: Callable[..., object], arguments: int) -> list[inspect.
     which it wraps follows: the arguments are passed on to it.
 
     Raises:
-        InvalidSpecError: one of them has no signature.
+        InvalidSpecError: one of them has no signature, or does not show that it wraps a function,
+            and has one that needs two arguments.
     """
     signatures: list[inspect.Signature] = []
     function: Callable[..., object] | None = handler
@@ -467,8 +481,27 @@ def _signatures(handler: Callable[..., object], arguments: int) -> list[inspect.
         variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
         if not variadic or len(_positional(signature)) >= arguments:
             break
-        function = _wrapped(function)
+        wrapped = _wrapped(function)
+        if wrapped is None and _hides_attempt(function):
+            raise _hidden(handler, signature)
+        function = wrapped
     return signatures
+
+
+_BINDINGS = {PassThrough: "handler", functools.partial: "func", types.MethodType: "__func__"}
+
+
+def _hides_attempt(function: Callable[..., object]) -> bool:
+    """Return True if its closure, or one of its attributes, has a function of two arguments."""
+    for kind, inner in _BINDINGS.items():
+        if type(function) is kind:
+            return _hides_attempt(getattr(function, inner))
+    values: Mapping[str, Any] = getattr(function, "__dict__", {})
+    if type(function) is types.FunctionType:
+        values = inspect.getclosurevars(function).nonlocals
+    functions = [v for v in values.values() if type(v) in {types.FunctionType, types.MethodType}]
+    signatures = [inspect.signature(inner, follow_wrapped=False) for inner in functions]
+    return any(_binds(signature, 2) and not _binds(signature, 1) for signature in signatures)
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
@@ -476,6 +509,9 @@ def _signature(function: Callable[..., object]) -> inspect.Signature:
         return _signature(function.handler)
     if type(function) is types.MethodType:
         function = types.MethodType(_own(function.__func__), function.__self__)
+    call = inspect.getattr_static(type(function), "__call__", None)
+    if isinstance(call, (staticmethod, classmethod)):
+        return _signature(type(function).__call__)  # which is not called with the object
     return inspect.signature(_own(function), follow_wrapped=False)
 
 
@@ -506,6 +542,9 @@ def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
     """Return the callable that *function* wraps, with the same arguments bound; None if none."""
     if isinstance(function, PassThrough):
         return _wrapped(function.handler)
+    dispatcher = getattr(getattr(function, "register", None), "__self__", None)
+    if isinstance(dispatcher, functools.singledispatchmethod):
+        return cast("Callable[..., object]", dispatcher.func.__get__(dispatcher))  # bound to any
     if isinstance(function, functools.partial):
         inner = _wrapped(function.func)
         return inner and functools.partial(inner, *function.args, **function.keywords)

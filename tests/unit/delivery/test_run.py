@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import itertools
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import pulsar
 import pytest
@@ -326,6 +328,18 @@ def one(handler: Callable[..., Any], *, explicit: bool) -> Handle:
     return single_handler(handler, attempt_of, explicit=explicit)
 
 
+async def coroutine(_given: object) -> None:
+    """Do nothing when it is called."""
+
+
+def generator(_given: object) -> Iterator[None]:
+    yield
+
+
+async def asynchronous_generator(_given: object) -> AsyncIterator[None]:
+    yield
+
+
 class Takes:
     """Handlers with and without the attempt; each returns its arguments."""
 
@@ -505,6 +519,113 @@ def test_decorator_that_hides_arguments_is_refused(handler: Callable[..., object
             batch_handler(form, explicit=False)
 
 
+def unmarked(handler: Callable[..., object]) -> Callable[..., object]:
+    """Pass on all arguments, without `functools.wraps`."""
+
+    def handle(*arguments: object, **named: object) -> object:
+        return handler(*arguments, **named)
+
+    return handle
+
+
+def unmarked_rest(handler: Callable[..., object]) -> Callable[..., object]:
+    """The same, but for the first argument."""
+
+    def handle(message: object, *more: object) -> object:
+        return handler(message, *more)
+
+    return handle
+
+
+class Unmarked:
+    """The same as an object."""
+
+    def __init__(self, handler: Callable[..., object]) -> None:
+        self.handler = handler
+
+    def __call__(self, *arguments: object) -> object:
+        return self.handler(*arguments)
+
+
+def mocking(handler: Callable[..., object]) -> Callable[..., object]:
+    """The same as a mock."""
+    return Mock(side_effect=handler)
+
+
+@pytest.mark.parametrize(
+    ("form", "decorate"),
+    [
+        *itertools.product([one, batch_handler], [unmarked, Unmarked, mocking]),
+        (one, unmarked_rest),
+    ],
+)
+def test_unmarked_decorator_that_hides_the_attempt_is_refused(form: Any, decorate: Any) -> None:  # noqa: ANN401
+    for decorated in (decorate(pair), functools.partial(decorate(pair)), decorate(Takes().method)):
+        with pytest.raises(InvalidSpecError, match="a decorator hides"):
+            form(decorated, explicit=False)
+    assert form(decorate(always(None)), explicit=False)(["m"]) == [None]
+
+
+class Static:
+    """An object that is called without itself."""
+
+    @staticmethod
+    def __call__(message: object, attempt: Attempt) -> object:
+        return message, attempt
+
+
+class OfClass:
+    """An object that is called with its class."""
+
+    @classmethod
+    def __call__(cls, message: object, attempt: Attempt) -> object:
+        return message, attempt
+
+
+class Dispatching:
+    """Methods that are chosen by the class of the message."""
+
+    @functools.singledispatchmethod
+    def method(self, message: object, attempt: Attempt) -> object:
+        return message, attempt
+
+
+@pytest.mark.parametrize("handler", [Static(), OfClass(), Dispatching().method])
+def test_call_without_the_object_gets_the_attempt(handler: Callable[..., Any]) -> None:
+    results: list[object] = []
+    handle = one(lambda message, attempt: results.append(handler(message, attempt)), explicit=False)
+    assert handle(["m"]) == [None]
+    assert one(handler, explicit=False)(["m"]) == [None]
+    assert results == [("m", Attempt(2, "of m"))]
+    with pytest.raises(InvalidSpecError, match="a handler takes a list"):
+        batch_handler(handler, explicit=False)
+
+
+@pytest.mark.parametrize("spec", [pair, always(None), Takes().method])
+def test_mock_of_a_function_is_called_with_the_message(spec: Callable[..., object]) -> None:
+    mock = Mock(spec=spec)
+    assert one(mock, explicit=False)(["m"]) == [None]
+    assert mock.call_args.args == ("m",)
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (None, "a handler must be a function; got None"),
+        (b"m", "a handler must be a function; got b'm'"),
+        (generator, "must be a coroutine function, .*; got 'generator'; use no yield"),
+        (asynchronous_generator, "must be a coroutine function, .*; use no yield"),
+    ],
+)
+async def test_async_handler_that_would_not_run_is_refused(handler: Any, message: str) -> None:  # noqa: ANN401
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"m")
+    for run in (consumer.run, consumer.run_batches):
+        with pytest.raises(InvalidSpecError, match=message):
+            await run(handler)
+    assert len(consumer.broker.unsettled()) == 1
+
+
 async def test_async_decorator_that_injects_an_argument_is_called() -> None:
     results: list[object] = []
 
@@ -579,18 +700,6 @@ def test_batch_handler_may_change_its_list() -> None:
     messages: list[Any] = ["a", "b"]
     assert batch_handler(clear, explicit=False)(messages) == [None, None]
     assert messages == ["a", "b"]
-
-
-async def coroutine(_given: object) -> None:
-    """Do nothing when it is called."""
-
-
-def generator(_given: object) -> Iterator[None]:
-    yield
-
-
-async def asynchronous_generator(_given: object) -> AsyncIterator[None]:
-    yield
 
 
 def submitted(_given: object) -> Future[None]:

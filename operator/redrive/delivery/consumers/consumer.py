@@ -395,7 +395,8 @@ class RetryConsumer(Receiver):
         a restart; a `CrashLog` bounds how often a message may end its process by SystemExit.
         A handler must not acknowledge or retry. One with a second argument gets the
         `Attempt` too: `handle(message, attempt)`. An argument with a default has to be named
-        `attempt` for that. For a decorated handler the function inside the decorator counts.
+        `attempt` for that. For a decorated handler the function inside the decorator counts; one
+        that takes any arguments gets the message only, unless `functools.wraps` shows more.
 
         SIGTERM calls `stop` for the duration of this method, if it runs in the main thread and the
         program does nothing of its own at SIGTERM.

@@ -238,12 +238,15 @@ async def test_handler_accepts_an_unlimited_timeout() -> None:
     assert consumer.broker.unsettled() == []
 
 
-async def test_generator_handler_ends_run_without_dead_letter() -> None:
+async def test_returned_generator_ends_run_without_dead_letter() -> None:
     consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
     consumer.send(b"x")
 
-    def handle(_message: pulsar.Message) -> Any:  # noqa: ANN401 - a type checker refuses it
+    def generate(_message: pulsar.Message) -> Any:  # noqa: ANN401 - a type checker refuses it
         yield
+
+    def handle(message: pulsar.Message) -> Any:  # noqa: ANN401
+        return generate(message)
 
     with pytest.raises(NotRunError):
         await consumer.run(handle)
