@@ -342,7 +342,7 @@ class Producers:
         except pulsar.exceptions.PulsarException as error:
             self._partitions.pop(to.topic, None)  # they may be others by now
             if self._closed:
-                raise _closed(to.topic) from error
+                raise closed_error(to.topic) from error
             remedy = remedy_of(error, CHECK_POLICY)
             raise _not_sent(to.topic, str(error) or type(error).__name__, remedy) from error
         finally:
@@ -352,7 +352,7 @@ class Producers:
         """Return a sender for the next message to a destination: an idle one if there is any."""
         with self._changing:
             if self._closed:
-                raise _closed(to.topic)
+                raise closed_error(to.topic)
             idle = self._idle_at.get(to)
             if idle:
                 sender = idle.pop()
@@ -464,7 +464,7 @@ class Producers:
     def _read(self, topic: TopicName) -> tuple[str, ...]:
         with self._changing:
             if self._closed:
-                raise _closed(topic)
+                raise closed_error(topic)
             first = topic not in self._reading
             answer = self._reading.setdefault(topic, Promise())
         if first:  # those who come meanwhile share the answer, also a failure
@@ -492,7 +492,8 @@ class Producers:
                 answer.fail(error)
 
 
-def _closed(topic: TopicName) -> NotSentError:
+def closed_error(topic: TopicName) -> NotSentError:
+    """Return the error of a send to *topic* by a consumer that is closed."""
     return _not_sent(topic, "a consumer that is closed")
 
 

@@ -87,9 +87,9 @@ class VirtualClock:
         return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InMemoryMessage:
-    """A message as `pulsar.Message` shows it, with the same methods."""
+    """A message as `pulsar.Message` shows it, with the same methods; equal to itself only."""
 
     topic: TopicName
     id: pulsar.MessageId

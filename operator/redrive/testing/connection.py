@@ -12,15 +12,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from queue import Empty, Queue
-from typing import cast
+from typing import NoReturn, cast
 
 import pulsar
 import pulsar.schema
 
 from redrive.delivery.concurrency import Deadline
 from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.forwarder import closed_error
 from redrive.delivery.parts import BrokerConnection, Parts, Postponed, Subscribing
 from redrive.delivery.run import Run
+from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES, NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -93,14 +95,27 @@ class InMemoryClient:
         self._broker = broker
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        """Return *topic*, which has no partitions."""
-        return [topic]
+        """Return the whole name of *topic*, which has no partitions."""
+        return [str(_topic(topic))]
+
+    def subscribe(self, topic: str, *_arguments: object, **_options: object) -> NoReturn:
+        """Refuse a consumer with a policy.
+
+        Raises:
+            InvalidSpecError: in any case.
+        """
+        raise InvalidSpecError(
+            "a client in memory subscribes for no consumer",
+            got=topic,
+            remedy="use InMemoryConsumer or InMemorySimpleConsumer, with broker= to share its "
+            "topics, or their asynchronous forms",
+        )
 
     def create_producer(
         self, topic: str, *, schema: pulsar.schema.Schema = BYTES, **_options: object
     ) -> InMemoryClientProducer:
         """Return a producer of *topic*."""
-        return InMemoryClientProducer(self._broker, TopicName.parse(topic), schema)
+        return InMemoryClientProducer(self._broker, _topic(topic), schema)
 
     def create_reader(
         self,
@@ -111,7 +126,14 @@ class InMemoryClient:
         **_options: object,
     ) -> InMemoryReader:
         """Return a reader of the messages that are stored in *topic* from now on."""
-        return InMemoryReader(self._broker, TopicName.parse(topic), schema)
+        return InMemoryReader(self._broker, _topic(topic), schema)
+
+
+def _topic(name: str) -> TopicName:
+    """Return the topic of a *name*, which may be short as for `pulsar.Client`."""
+    if "://" not in name:
+        name = f"persistent://{name}" if "/" in name else f"persistent://public/default/{name}"
+    return TopicName.parse(name)
 
 
 class InMemoryClientProducer(pulsar.Producer):  # type: ignore[misc]  # the client has no types
@@ -257,6 +279,7 @@ class _SequenceLog:
 class _Outgoing:
     def __init__(self, broker: InMemoryBroker) -> None:
         self._broker = broker
+        self._closed = False
 
     def send(
         self,
@@ -265,6 +288,8 @@ class _Outgoing:
         properties: dict[str, str],
         deliver_after: timedelta | None,
     ) -> pulsar.MessageId:
+        if self._closed:
+            raise closed_error(topic)
         original = cast("InMemoryMessage", message)
         copy = InMemoryMessage(
             topic, original.id, None if original.has_null_value() else original.data(),
@@ -279,7 +304,7 @@ class _Outgoing:
         """Every send ends at once."""
 
     def close(self, _: Deadline) -> None:
-        """Nothing was opened."""
+        self._closed = True
 
 
 class _Incoming:

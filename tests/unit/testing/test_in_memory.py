@@ -539,7 +539,7 @@ async def test_async_run_of_a_closed_consumer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "remedy"),
     [
-        ("middlewares", "use middleware; the options are broker, .*crash_log, .*tracing"),
+        ("middlewares", "use middleware; the options are .*broker, .*crash_log, .*tracing"),
         ("borker", "use broker; "),
         ("onEvent", "use on_event; "),
         ("max_inflight_bytes", "use max_in_flight_bytes; "),
@@ -747,3 +747,45 @@ def test_client_in_memory_refuses_topics_that_are_refused() -> None:
             producer.send(b"x")
     with pytest.raises(NotSentError):
         RetryProducer(client, str(POLICY.topic))
+
+
+def test_message_is_equal_to_itself_only() -> None:
+    consumer, handled = InMemoryConsumer(POLICY), set[pulsar.Message]()
+    consumer.send(b"x")
+    consumer.send(b"x")
+    consumer.run(lambda message: handled.add(message))  # noqa: PLW0108 - it has a signature
+    assert len(handled) == 2
+    assert consumer.dead_letters == []
+
+
+@pytest.mark.parametrize("level", [0, -1])
+def test_settlement_after_close_sends_nothing(level: int) -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    message = consumer.receive()
+    consumer.close()
+    consumer.reconsume_later(message, level=level)
+    consumer.advance(timedelta(days=1))
+    assert consumer.dead_letters == []
+    (again,) = consumer.broker.unsettled()
+    assert again.topic_name() == str(POLICY.topic)
+    assert InMemoryConsumer(POLICY, broker=consumer.broker).receive().data() == b"x"
+
+
+@pytest.mark.parametrize("consumer", [RetryConsumer, SimpleConsumer])
+def test_client_in_memory_names_the_consumers_in_memory(consumer: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="use InMemoryConsumer or"):
+        consumer(memory(), POLICY)
+
+
+@pytest.mark.parametrize("name", ["orders", "public/default/orders"])
+def test_client_in_memory_accepts_short_topic_names(name: str) -> None:
+    policy = Policy(TopicName("public", "default", "orders"), "fulfilment")
+    consumer = InMemoryConsumer(policy)
+    client: Any = InMemoryClient(consumer.broker)
+    with BroadcastConsumer(client, name) as reader, RetryProducer(client, name) as producer:
+        producer.send(b"x", partition_key="key")
+        message = reader.receive(30)
+    assert message is not None
+    assert message.topic_name() == str(policy.topic)
+    assert consumer.receive().data() == b"x"
