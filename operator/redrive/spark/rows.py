@@ -332,6 +332,12 @@ def _event_time(microseconds: int | None) -> int | None:
             got=f"{microseconds} µs since 1970",
             remedy="write a later time, or NULL for none",
         )
+    if microseconds is not None and microseconds >= _END * _MILLISECOND:
+        raise _unwritable(
+            "__eventTime must be before 9999-12-31 00:00:00 UTC: later times are read back as NULL",
+            got=f"{microseconds} µs since 1970",
+            remedy="write an earlier time, or NULL for none",
+        )
     return None if microseconds is None else microseconds // _MILLISECOND
 
 
@@ -350,6 +356,12 @@ def _properties(items: Iterable[tuple[str, str | None]]) -> dict[str, str]:
 
 
 def _text(key: bytes) -> str:
+    if not key:
+        raise _unwritable(
+            "__key must not be empty, because the Python client sends such a message without a key",
+            got=key,
+            remedy="write another text, or NULL for none, for example with nullif(__key, '')",
+        )
     try:
         return key.decode()
     except UnicodeDecodeError:

@@ -152,7 +152,7 @@ def test_columns_have_the_types_of_spark() -> None:
 
 @given(
     st.none() | st.binary(max_size=10),
-    st.none() | text,
+    st.none() | st.text(min_size=1, max_size=10),
     st.dictionaries(text, text, max_size=3),
     st.none() | st.integers(1, 2**42),
 )
@@ -192,6 +192,13 @@ def test_text_is_written_as_utf8_and_binary_key_refused() -> None:
             pa.array([-1_000], pa.timestamp("us", tz="UTC")),
             "at least 1970-01-01",
         ),
+        (
+            "__eventTime",
+            pa.array([253_402_214_400_000_000], pa.timestamp("us", tz="UTC")),
+            "__eventTime must be before 9999-12-31",
+        ),
+        ("__key", pa.array([""]), "__key must not be empty"),
+        ("__key", pa.array([b""]), "__key must not be empty"),
         (
             "__messageProperties",
             pa.array([[("a", "1"), ("b", None)]], pa.map_(pa.string(), pa.string())),
