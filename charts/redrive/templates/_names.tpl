@@ -23,8 +23,8 @@ have a suffix besides, which keeps them apart from `<name>-viewer.<namespace>` o
 {{- end }}
 
 {{- define "redrive.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
@@ -35,10 +35,10 @@ app.kubernetes.io/component: operator
 
 {{- /* Metadata of an object that exists during `helm test` only. Takes name, weight (lower ones come first) and root. */ -}}
 {{- define "redrive.testMetadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
-  app.kubernetes.io/instance: {{ .root.Release.Name }}
+  app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
   app.kubernetes.io/component: test
   {{- include "redrive.commonLabels" .root | nindent 2 }}
 annotations:
@@ -48,8 +48,8 @@ annotations:
 {{- end }}
 
 {{- define "redrive.replayLabels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: replay
 {{ include "redrive.commonLabels" . }}
 {{- end }}
@@ -63,7 +63,7 @@ app.kubernetes.io/component: replay
 {{- with .Values.commonLabels }}{{ toYaml . }}
 {{ end -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 

@@ -46,7 +46,7 @@
 # What replay jobs run as: a Replay waits until its namespace has it.
 - apiGroups: [""]
   resources: [serviceaccounts]
-  resourceNames: [{{ .Values.replay.serviceAccount }}, {{ .Values.replay.jobServiceAccount }}, {{ .Values.replay.inspectionServiceAccount }}]
+  resourceNames: {{ list .Values.replay.serviceAccount .Values.replay.jobServiceAccount .Values.replay.inspectionServiceAccount | toJson }}
   verbs: [get]
 # Rights of that account: a Replay waits until it has those of a job.
 - apiGroups: [authorization.k8s.io]
@@ -107,12 +107,12 @@
   verbs: [create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [{{ include "redrive.name" . }}]
+  resourceNames: [{{ include "redrive.name" . | quote }}]
   verbs: [get, patch]
 {{- if .Values.replay.enabled }}
 - apiGroups: [""]
   resources: [podtemplates]
-  resourceNames: [{{ include "redrive.replayTemplate" . }}]
+  resourceNames: [{{ include "redrive.replayTemplate" . | quote }}]
   verbs: [get]
 # The keys from which those of ledgers are derived.
 - apiGroups: [""]
@@ -190,9 +190,9 @@ of a template), labels (likewise), account and accountNamespace (the subject), r
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include .labels .root | nindent 4 }}
 rules: {{- include .rules .root | nindent 2 }}
@@ -200,17 +200,17 @@ rules: {{- include .rules .root | nindent 2 }}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}Binding
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include .labels .root | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ .kind }}
-  name: {{ .name }}
+  name: {{ .name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ .account }}
-    namespace: {{ .accountNamespace }}
+    name: {{ .account | quote }}
+    namespace: {{ .accountNamespace | quote }}
 {{- end }}

@@ -398,6 +398,8 @@ def test_extra_objects_are_templates() -> None:
         ({"strategy": {"maxSurge": 1}}, "properties 'maxSurge' not allowed"),
         ({"livenessProbe": {"httpGet": {}}}, "properties 'httpGet' not allowed"),
         ({"networkPolicy": {"ingress": [{"to": []}]}}, "properties 'to' not allowed"),
+        ({"networkPolicy": {"ingress": None}}, "'/networkPolicy': missing property 'ingress'"),
+        ({"networkPolicy": {"egress": None}}, "'/networkPolicy': missing property 'egress'"),
         ({"podMonitor": {"relabelings": [{"target": "a"}]}}, "properties 'target' not allowed"),
         ({"extraVolumes": [{"emptyDir": {}}]}, "missing property 'name'"),
         ({"extraVolumeMounts": [{"name": "a"}]}, "missing property 'mountPath'"),
