@@ -181,6 +181,15 @@ def size_limit(quotas: Quotas) -> int | None:
     return limit if limit > 0 else None
 
 
+def age_limit(quotas: Quotas) -> int:
+    """Return the age in seconds of messages from which *quotas* refuse or hold producers; 0: none.
+
+    A quota that evicts does neither.
+    """
+    quota = quotas.get(BY_AGE) or {}
+    return 0 if quota.get("policy") == EVICTS else max(0, quota.get("limitTime") or 0)
+
+
 def default_quotas(settings: Mapping[str, str]) -> Quotas:
     """Return the broker's default backlog quotas, by type.
 
@@ -250,17 +259,22 @@ def evicting(quotas: Quotas) -> str:
 
 @dataclass(frozen=True)
 class KeepsBacklog:
-    """No quota deletes unread messages: such a quota refuses new ones, at the same limit."""
+    """No quota deletes unread messages.
+
+    A quota by size refuses new messages instead, at the same limit. A quota by age gets no limit:
+    messages wait on the topics of a policy for days, and the first to reach that age would make the
+    broker refuse all others.
+    """
 
     # Never with applied=true: if neither topic nor namespace has a quota, the broker would write
     # its default into the namespace, where the next change makes it permanent.
     read = own = name = QUOTA_MAP
 
     def writes(self, value: Quotas | None) -> Iterator[Write]:
-        """Replace quotas that delete messages by quotas that refuse them."""
+        """Replace quotas that delete messages."""
         for kind, before in (value or {}).items():
             if (after := _refusing(before)) != before:
-                yield _set_quota(kind, after)
+                yield _set_quota(kind, {**after, "limitTime": -1} if kind == BY_AGE else after)
 
     def __str__(self) -> str:
         return "backlog quota"

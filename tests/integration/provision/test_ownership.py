@@ -212,6 +212,8 @@ def test_adoption_needs_permission_and_is_reverted_by_deletion(
     busy.ready("hours")
     during = whole(busy, payroll)
     assert (during["messageTTL"], during["deduplicationEnabled"]) == (0, True)
+    quota = during["backlogQuotaMap"]["message_age"]
+    assert (quota["limitTime"], quota["policy"]) == (-1, "producer_exception")
     assert whole(busy, audit)["retention"]["retentionTimeInMinutes"] == 60
     busy.delete("hours")
     assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before

@@ -24,6 +24,7 @@ from redrive.admin.policies import (
     TopicPolicy,
     Ttl,
     Write,
+    age_limit,
     default_quotas,
     evicting,
     restoring,
@@ -254,9 +255,11 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
         (STAYS, {"delete": True, "after": 5}, Write("inactive", {"delete": False, "after": 5})),
         (
             KeepsBacklog(),
-            {"destination_storage": HOLDS, "message_age": EVICTS},
-            Write("backlogQuota?backlogQuotaType=message_age", REFUSES),
+            {"destination_storage": HOLDS, "message_age": {"limitTime": 60} | EVICTS},
+            Write("backlogQuota?backlogQuotaType=message_age", {"limitTime": -1} | REFUSES),
         ),
+        (KeepsBacklog(), {"destination_storage": EVICTS}, Write(SIZE, REFUSES)),
+        (KeepsBacklog(), {"message_age": {"limitTime": -1, "policy": "producer_exception"}}, None),
         (
             LimitsBacklog(5),
             {},
@@ -317,6 +320,23 @@ def test_restored_policy_equals_the_recorded_one() -> None:
 )
 def test_size_limit_is_read_from_quotas(quotas: Quotas, expected: int | None) -> None:
     assert size_limit(quotas) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit", "expected"),
+    [
+        ("producer_exception", 60, 60),
+        ("producer_request_hold", 60, 60),
+        ("consumer_backlog_eviction", 60, 0),
+        ("producer_exception", -1, 0),
+        ("producer_exception", None, 0),
+    ],
+)
+def test_age_limit_is_that_of_a_quota_that_refuses(
+    policy: str, limit: int | None, expected: int
+) -> None:
+    assert age_limit({"message_age": {"limitTime": limit, "policy": policy}}) == expected
+    assert age_limit({"destination_storage": {"limitTime": limit, "policy": policy}}) == 0
 
 
 @pytest.mark.parametrize(
