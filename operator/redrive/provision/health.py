@@ -22,7 +22,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.admin.internal_stats import AckPersistence
 from redrive.admin.model import TopicStats
-from redrive.admin.policies import LIMITS, MAX_PRODUCERS, size_limit
+from redrive.admin.policies import BY_AGE, LIMITS, MAX_PRODUCERS, age_limit, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready, moment_of
 from redrive.api.replay_status import FINAL
@@ -263,6 +263,7 @@ class Health:
         policy = asked.policy
         own = [policy.retry_topic]
         own += [policy.dead_letter_topic] if policy.dead_letters else []
+        ages = [(topic, BY_AGE) for topic in own]
         own += [policy.sequences_topic] if policy.sequenced else []
         has_ledger = policy.dead_letters and asked.connection.replay is not None
         ledger = [policy.ledger_topic] if has_ledger else []
@@ -270,10 +271,11 @@ class Health:
         properties = [(topic, _TERMINATED) for topic in [*own, *ledger]]
         properties += [(topic, limit) for limit in LIMITS for topic in [*own, policy.topic]]
         properties += [(topic, _TYPES) for topic in policy.subscription_types]
+        properties += ages
         values = await reader.properties(admin, properties)
         limits: dict[TopicName, dict[str, int]] = {}
         for (topic, name), value in values.items():
-            if name in LIMITS and value is not None:  # it could be read
+            if name in {*LIMITS, BY_AGE} and value is not None:  # it could be read
                 limits.setdefault(topic, {})[name] = value
 
         async def read_producers() -> dict[TopicName, int]:
@@ -509,6 +511,8 @@ class Reader:
             return await admin.is_terminated(topic, partitioned=self._is_partitioned(topic))
         if name == _TYPES:
             return await admin.subscription_types(topic)
+        if name == BY_AGE:
+            return age_limit(await admin.quotas_in_force(topic, max_age=SETTINGS_SECONDS))
         return await admin.limit(topic, name, max_age=SETTINGS_SECONDS)
 
     async def producers(self, admin: Admin, topic: TopicName) -> int:

@@ -8,13 +8,14 @@ check still fails: new figures at each reading would be an Event each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from redrive.admin.internal_stats import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence
 from redrive.admin.model import SubscriptionStats
 from redrive.admin.policies import (
+    BY_AGE,
     DEFAULT_MESSAGE_SIZE,
     MAX_CONSUMERS,
     MAX_CONSUMERS_OF_SUBSCRIPTION,
@@ -85,7 +86,8 @@ class Reading:
         refusals_known: True once all of `terminated`, `limits` and `types` were read: each reading
             reads a few of them.
         terminated: topics of the policy that accept no messages.
-        limits: limits of the source topic and of each topic of the policy, if they were read.
+        limits: limits of the source topic and of each topic of the policy, if they were read. That
+            of `BY_AGE` is the result of `age_limit`.
         producers: producers of each topic, or of a partition, whose number is limited.
         types: subscription types that the topics of consumers allow by a setting of their own.
         blocked_keys: keys that consumers publish as blocked.
@@ -390,7 +392,7 @@ def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
 
 
 def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
-    """Find topics to which consumers or Replays cannot send; failed messages are kept then."""
+    """Find topics to which consumers or Replays cannot send, or soon; they keep failed messages."""
     policy = facts.policy
     refusing = [f"{topic.local} is terminated" for topic in facts.terminated]
     refusing += [
@@ -406,15 +408,36 @@ def sends_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
         for topic in (policy.retry_topic, policy.dead_letter_topic)
         if 0 < (size := facts.limits.get(topic, {}).get(MAX_MESSAGE_SIZE, 0)) < largest
     ]
+    aged = list(_beyond_age(facts))
+    refusing += aged
     if not refusing:
         return None if facts.refusals_known else facts.warnings.get(Reason.SENDS_REFUSED)
+    by_age = (
+        "remove the backlog quota by age, or raise it (pulsar-admin namespaces set-backlog-quota "
+        f"--type {BY_AGE}); "
+    )
     return StatusWarning(
         Reason.SENDS_REFUSED,
-        "the broker refuses messages to topics of this policy: consumers keep failed messages "
-        f"unacknowledged, and Replays fail; got {'; '.join(refusing)}; process the messages of a "
-        "terminated topic, then delete it, and the operator creates it again; "
-        f"{_raise_limits(policy)}",
+        "the broker refuses messages to topics of this policy, or is about to: consumers keep "
+        f"failed messages unacknowledged, and Replays fail; got {'; '.join(refusing)}; process the "
+        "messages of a terminated topic, then delete it, and the operator creates it again; "
+        f"{by_age if aged else ''}{_raise_limits(policy)}",
     )
+
+
+def _beyond_age(facts: CheckInput) -> Iterator[str]:
+    """Yield topics whose messages wait, or are to wait, for longer than a quota by age permits."""
+    policy = facts.policy
+    for topic, stats, delay in (
+        (policy.retry_topic, facts.retry, policy.longest_delay),
+        (policy.dead_letter_topic, facts.dead_letter, timedelta()),
+    ):
+        limit = facts.limits.get(topic, {}).get(BY_AGE, 0)
+        oldest = min((one.oldest for one in stats.values() if one.oldest), default=facts.begun)
+        if 0 < limit < delay.total_seconds():
+            yield f"{topic.local} has {BY_AGE}={limit} s, and delays of {format_duration(delay)}"
+        elif 0 < limit < (facts.begun - oldest).total_seconds():
+            yield f"{topic.local} has {BY_AGE}={limit} s, and older messages"
 
 
 def consumers_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:

@@ -20,6 +20,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive import Policy, RetryConsumer
+from redrive.api.conditions import is_ready
 from redrive.kube.context import Context, Settings
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
@@ -416,6 +417,30 @@ async def test_topics_that_refuse_sends_are_reported(
         shop.request("POST", f"{rest_path(dead_letter)}/terminate")
         message = await watched.warns("SendsRefused")
         assert "got orders-fulfilment-DLQ is terminated;" in message
+
+
+async def test_quotas_by_age_stop_no_topic_or_are_reported(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polls, "SETTINGS_SECONDS", 0.0)
+    shop.create_topic(shop.topic("orders"))
+    quota = {"limitTime": 60, "policy": "consumer_backlog_eviction"}
+    path = f"namespaces/{shop.tenant}/prod/backlogQuota?backlogQuotaType=message_age"
+    shop.request("POST", path, quota)
+    shop.policy()
+    dead_letter = rest_path(shop.topic("orders-fulfilment-DLQ"))
+    async with ward(shop) as watched:
+        await watched.shows(lambda status: is_ready({"status": status}))
+        set_there = shop.request("GET", f"{dead_letter}/backlogQuotaMap")["message_age"]
+        assert (set_there["limitTime"], set_there["policy"]) == (-1, "producer_exception")
+        by_topic = f"{rest_path(shop.topic('orders-fulfilment-RETRY'))}/backlogQuota"
+        shop.request(
+            "POST",
+            f"{by_topic}?backlogQuotaType=message_age",
+            {**quota, "policy": "producer_exception"},
+        )
+        message = await watched.warns("SendsRefused")
+        assert "got orders-fulfilment-RETRY has message_age=60 s, and delays of 2h;" in message
 
 
 async def test_limits_of_single_topics_are_reported(

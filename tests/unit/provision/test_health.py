@@ -406,6 +406,20 @@ async def test_limits_of_topics_are_read_every_15_minutes(cluster: Cluster) -> N
 
 
 @pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("by", ["topic", "namespace"])
+async def test_quota_by_age_of_any_level_warns(cluster: Cluster, by: str) -> None:
+    cluster.quotas[by] = {"message_age": {"limitTime": 1, "policy": "producer_request_hold"}}
+    enqueued: list[Key] = []
+    health = Health(cluster.ctx, enqueued.append)
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
+    cluster.quotas[by] = {"message_age": {"limitTime": -1, "policy": "producer_exception"}}
+    await asyncio.sleep(2 * SETTINGS_SECONDS)
+    assert await reasons_shown(health, cluster, enqueued) == []
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
 async def test_limit_that_can_not_be_read_is_unknown(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

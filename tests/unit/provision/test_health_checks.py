@@ -122,6 +122,37 @@ def test_message_size_is_compared_with_the_source_topics_alone() -> None:
     assert found(limits={RETRY: {"maxMessageSize": 2**20}}, refusals_known=False) == ()
 
 
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("topic", "limit", "age", "warned"),
+    [
+        (DEAD_LETTER, 3_600, HOUR * 2, "orders-s-DLQ has message_age=3600 s, and older messages"),
+        (RETRY, 7_200, HOUR * 3, "orders-s-RETRY has message_age=7200 s, and older messages"),
+        (RETRY, 7_200, HOUR * 2, None),
+        (RETRY, 7_199, HOUR * 0, "orders-s-RETRY has message_age=7199 s, and delays of 2h"),
+        (DEAD_LETTER, 10, HOUR * 0, None),  # it delays nothing
+        (DEAD_LETTER, 3_600, HOUR, None),
+        (DEAD_LETTER, 0, HOUR * 2, None),
+        (DEAD_LETTER, 2**53, HOUR * 2, None),
+    ],
+)
+def test_quota_by_age_below_waiting_time_is_named(
+    topic: TopicName, limit: int, age: timedelta, warned: str | None
+) -> None:
+    waiting = {"other": stats(), "redrive": replace(stats(), oldest=NOW - age)}
+    retry = waiting if topic == RETRY else {}
+    dead_letter = waiting if topic == DEAD_LETTER else {}
+    retry |= {"s": stats(consumers=1)}
+    limits = {topic: {"message_age": limit}}
+    warnings = found(limits=limits, retry=retry, dead_letter=dead_letter)
+    shown = [warning.message for warning in warnings if warning.reason == "SendsRefused"]
+    assert len(shown) == (warned is not None)
+    assert warned is None or f"got {warned}; process" in shown[0]
+    assert warned is None or "pulsar-admin namespaces set-backlog-quota --type mess" in shown[0]
+
+
 @pytest.mark.parametrize("reason", ["SendsRefused", "ConsumersRefused"])
 def test_refusals_end_once_all_settings_are_read_again(reason: str) -> None:
     published = [StatusWarning(reason, "read before the operator was restarted")]
