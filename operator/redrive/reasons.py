@@ -229,7 +229,7 @@ class Reason(enum.StrEnum):
         "the resource exists already, or another client is changing it (409)", "wait")
     LIMIT_REACHED = _ReasonRow("LimitReached", STALLED,
         "a limit of the Pulsar namespace or of the brokers allows no more topics, subscriptions or "
-        "producers",
+        "producers, or a topic is over its backlog quota",
         "raise the setting that the message names", requeue=Requeue.SLOW_BACKOFF)
     TOPIC_TERMINATED = _ReasonRow("TopicTerminated", STALLED,
         "a topic was terminated and accepts no more messages",

@@ -62,7 +62,14 @@ CHECK_POLICY = (
     "check that the RetryPolicy is Ready and lists this consumer's role, that the broker answers, "
     f"and {_TOO_SMALL}"
 )
+_OVER_QUOTA = (
+    "the topic is over its backlog quota, by size or by age (message_age): replay or delete its "
+    "messages, or raise the quota of the topic, its namespace or the broker (pulsar-admin "
+    "namespaces get-backlog-quotas), and consumers resume"
+)
 _REMEDIES: Mapping[type[Exception], str] = {
+    pulsar.ProducerBlockedQuotaExceededError: _OVER_QUOTA,
+    pulsar.ProducerBlockedQuotaExceededException: _OVER_QUOTA,
     pulsar.ProducerBusy: "set maxProducersPerTopic of the topic, its namespace and the broker to "
     "at least the number of processes that send there; consumers leave their place two minutes "
     "after the last send",

@@ -34,6 +34,7 @@ from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition
 from redrive.reading.session import ProtocolError, Session
 from redrive.reading.stored import MAX_CONTENT
+from redrive.reasons import Reason
 
 WAIT_SECONDS = 300.0
 """Time for which a run waits for an unreachable broker, for example during a restart, or until
@@ -135,13 +136,16 @@ def refusals(doing: str, right: str) -> Iterator[None]:
         if by_setting := errors.refused_by_setting(f"the broker refused to {doing}", str(error)):
             raise by_setting from error
         remedy = f"check that the broker is reachable and that the replay role may {right} there"
-        if isinstance(error, pulsar.ConsumerBusy):
+        reason = None
+        if isinstance(error, OVER_QUOTA):
+            remedy, reason = _RAISE_QUOTA, Reason.LIMIT_REACHED
+        elif isinstance(error, pulsar.ConsumerBusy):
             remedy = (
                 "stop consumers of another subscription type, or raise maxConsumersPerTopic and "
                 "maxConsumersPerSubscription of the topic, its namespace and the broker"
             )
         raise ReplayRoleRefusedError(
-            f"the broker refused to {doing}", got=str(error), remedy=remedy
+            f"the broker refused to {doing}", got=str(error), remedy=remedy, reason=reason
         ) from error
 
 
@@ -150,6 +154,11 @@ OVER_QUOTA = (
     pulsar.ProducerBlockedQuotaExceededException,
 )
 """Refusals of a producer on a topic whose backlog exceeds its quota."""
+_RAISE_QUOTA = (
+    "process or delete messages of the topic, or raise its backlog quota by size or by age, which "
+    "the topic, its Pulsar namespace or the broker sets (pulsar-admin namespaces "
+    "get-backlog-quotas), and repeat the run"
+)
 _FOR_GOOD = (
     *OVER_QUOTA,  # passes, but not within minutes
     pulsar.AuthenticationError,

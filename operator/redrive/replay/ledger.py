@@ -144,6 +144,9 @@ class Ledger:
                 problem = "no entry"  # dropped as a duplicate; repeated with a higher id
             except pulsar.ProducerFenced as error:
                 raise _fenced() from error
+            except broker.OVER_QUOTA:
+                with broker.refusals(f"store a record of the ledger {self._topic}", "produce"):
+                    raise
             except pulsar.PulsarException as error:
                 problem = str(error)  # it may be stored; a repetition is safe
                 refused = f"the broker refused a record of the ledger {self._topic}"

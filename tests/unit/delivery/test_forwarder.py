@@ -161,6 +161,8 @@ def test_producer_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (pulsar.ProducerBusy, "set maxProducersPerTopic"),
         (pulsar.TopicTerminated, "the topic was terminated: .* then delete it"),
+        (pulsar.ProducerBlockedQuotaExceededError, "over its backlog quota, by size or by age"),
+        (pulsar.ProducerBlockedQuotaExceededException, "over its backlog quota, by size or by"),
         (pulsar.Timeout, "the topic has no maxMessageSize of its own"),
     ],
 )

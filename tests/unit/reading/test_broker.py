@@ -79,6 +79,20 @@ async def test_token_is_redirected_to_named_hosts(
     assert shown == ["Bearer the-token"]
 
 
+@pytest.mark.parametrize("refusal", broker.OVER_QUOTA)
+def test_refusal_of_a_full_topic_names_its_quota(refusal: type[Exception]) -> None:
+    with (
+        pytest.raises(
+            ReplayRoleRefusedError, match="raise its backlog quota by size or by age"
+        ) as shown,
+        broker.refusals("open a producer", "produce"),
+    ):
+        raise refusal("Pulsar error: ProducerBlockedQuotaExceeded")
+    assert shown.value.reason == Reason.LIMIT_REACHED
+    assert "role" not in str(shown.value)
+    assert not broker.may_pass(shown.value)
+
+
 def error_caused_by(kind: type[RedriveError], cause: type[Exception] | None = None) -> RedriveError:
     error = kind("it does not work", remedy="look")
     error.__cause__ = cause("by this") if cause else None

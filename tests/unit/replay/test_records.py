@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
 from collections.abc import Mapping
@@ -401,6 +402,7 @@ class LedgerTopic:
     def __init__(self) -> None:
         self.stored: list[LedgerRecord] = []
         self.drops = 0
+        self.is_full = False
         self.owner: object = None
 
     def as_client(self) -> ReadingClient:
@@ -434,6 +436,8 @@ class LedgerProducer:
         topic = self._topic
         if topic.owner not in {None, self}:
             raise pulsar.ProducerFenced
+        if topic.is_full:
+            raise pulsar.ProducerBlockedQuotaExceededException("Pulsar error: Quota")
         if topic.drops:
             topic.drops -= 1
             return DROPPED
@@ -470,6 +474,18 @@ def test_ledger_record_without_entry_is_written_again(monkeypatch: pytest.Monkey
     assert stored.ledger_id() >= 0
     assert ledger.records.headers == {UID: HEADER}
     assert read_ledger(topic.as_client(), LEDGER, KEY).headers == {UID: HEADER}
+
+
+def test_ledger_over_its_quota_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ages = itertools.count(step=400)
+    clock = SimpleNamespace(monotonic=lambda: next(ages), sleep=int)
+    monkeypatch.setattr(ledger_module, "time", clock)
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    topic.is_full = True
+    with pytest.raises(RedriveError, match="raise its backlog quota by size or by age") as shown:
+        ledger.write(records.header_key(UID), HEADER.to_json())
+    assert shown.value.reason == "LimitReached"
 
 
 def test_open_transaction_ends_a_read_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
