@@ -469,10 +469,9 @@ class Reason(enum.StrEnum):
         "(`--replay-template`)",
         "upgrade the Helm release of the operator, which creates it")
     JOB_RIGHTS_MISSING = _ReasonRow("JobRightsMissing", RECONCILING,
-        "the ServiceAccount of replay jobs may not write the progress of Replays, or, for Spark, "
-        "create pods",
+        "the ServiceAccount of a job lacks rights that the run needs; the message names them all",
         "add the namespace to `replay.namespaces` of the Helm chart, or bind a Role like [the "
-        "chart's](rights.md#at-kubernetes)")
+        "chart's](rights.md#at-kubernetes)", requeue=Requeue.SLOW_BACKOFF)
     SERVICE_ACCOUNT_NOT_FOUND = _ReasonRow("ServiceAccountNotFound", RECONCILING,
         "the Replay's namespace lacks the ServiceAccount that replay jobs run as "
         "(`--replay-service-account`)",

@@ -82,6 +82,7 @@ class Context:
         namespaces: labels of Kubernetes namespaces, for connections that select by them.
         job_templates: pods of replay jobs.
         missing: kinds that are not installed yet.
+        reviewed: latest time at which a ServiceAccount had certain rights.
     """
 
     settings: Settings
@@ -99,6 +100,9 @@ class Context:
     missing: tuple[Resource, ...]
     began: datetime
     rocketmq_policies: Cache = dataclasses.field(default_factory=Cache)
+    reviewed: dict[tuple[Key, object], datetime] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     @property
     def policy_caches(self) -> Mapping[str, Cache]:

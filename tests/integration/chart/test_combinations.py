@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from redrive.api.job import RESTRICTED
+from redrive.api.job import RESTRICTED, SPARK_ROLES, Role
+from redrive.replay.controller.launch import needed_rights
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
@@ -147,6 +148,30 @@ def test_job_has_no_right_to_pods_config_maps_or_secrets() -> None:
     assert resources["redrive-job"] == own
     assert resources["redrive-inspection"] == {"inspections", "inspections/status"}
     assert resources["redrive-replay"] == own | {"pods", "services", "persistentvolumeclaims"}
+
+
+@pytest.mark.parametrize(
+    ("account", "kind", "roles"),
+    [
+        ("redrive-job", "Replay", [Role.JOB]),
+        ("redrive-replay", "Replay", SPARK_ROLES),
+        ("redrive-inspection", "Inspection", [Role.JOB]),
+    ],
+)
+def test_reviewed_rights_are_those_of_the_chart(
+    account: str, kind: str, roles: Sequence[Role]
+) -> None:
+    rendered = chart.render(IMAGE | {"replay": {"namespaces": ["shop"]}})
+    (role,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == ("Role", account))
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    needed = needed_rights(kind, roles)
+    assert {(r.group, r.resource, verb) for r in needed for verb in r.verbs} == granted
 
 
 def test_job_and_driver_share_no_service_account() -> None:

@@ -107,7 +107,7 @@ def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
     assert shop.applications() == []
     shop.kubectl("create", "serviceaccount", "redrive-job")
     message = shop.reaches("early", "Pending", "JobRightsMissing")["Reconciling"]["message"]
-    assert "may not write the progress of Replays" in message
+    assert "may not get replays, get replayapprovals, patch replays/status; got" in message
     assert shop.applications() == []
     shop.kubectl("delete", "secret", "pulsar-replayer")
     chart.prepare_replays(shop.sandbox.cluster, shop.name)

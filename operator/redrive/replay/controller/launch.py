@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -250,6 +250,52 @@ def needed_objects(template: Body) -> Iterator[NamedObject]:
     """Yield the objects that the pods of a template need in their namespace."""
     for kind, name in references(template):
         yield NamedObject(_KINDS[kind], name)
+
+
+class NeededRights(NamedTuple):
+    """Rights to objects of one kind, as in a rule of a Role.
+
+    Attributes:
+        resource: plural, with `/status` for the status alone.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+
+    def attributes(self, verb: str) -> Mapping[str, str]:
+        """Return one of the rights as an API server names it in reviews."""
+        plural, _, subresource = self.resource.partition("/")
+        return {
+            "verb": verb,
+            "group": self.group,
+            "resource": plural,
+            "subresource": subresource,
+        }
+
+
+_RIGHTS: Mapping[str, tuple[NeededRights, ...]] = {
+    kind.kind: (
+        *(NeededRights(read.group, read.plural, ("get",)) for read in (kind, *others)),
+        NeededRights(kind.group, f"{kind.plural}/status", ("patch",)),
+    )
+    for kind, *others in ((resources.REPLAYS, resources.APPROVALS), (resources.INSPECTIONS,))
+}
+_DRIVER_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+_DRIVER_RIGHTS = tuple(
+    NeededRights("", resource, _DRIVER_VERBS)
+    for resource in ("pods", "services", "persistentvolumeclaims")
+)
+
+
+def needed_rights(kind: str, roles: Collection[Role]) -> tuple[NeededRights, ...]:
+    """Return the rights that a job needs in its namespace: those of the Roles of the chart.
+
+    Args:
+        kind: kind of its owner.
+        roles: its pods.
+    """
+    return (*_RIGHTS[kind], *(_DRIVER_RIGHTS if Role.DRIVER in roles else ()))
 
 
 def lent_objects(identity: JobIdentity | RocketMQJobs) -> frozenset[NamedObject]:

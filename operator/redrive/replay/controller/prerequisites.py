@@ -40,7 +40,12 @@ from redrive.replay.controller.admission import (
     awaits_check,
     former_targets,
 )
-from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
+from redrive.replay.controller.launch import (
+    JobApplication,
+    NamedObject,
+    needed_objects,
+    needed_rights,
+)
 from redrive.replay.controller.spark_operators import RESTARTING, SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
@@ -99,7 +104,7 @@ async def check_prerequisites(
 
     Raises:
         ServiceAccountNotFound: the ServiceAccount of the job does not exist.
-        JobRightsMissing: the ServiceAccount lacks a right that a run needs.
+        JobRightsMissing: the ServiceAccount lacks rights that a run needs.
         JobSecretNotFound: an object that the pods mount, or pull their image with, does not exist.
         ConsentMissing: one of *lent* is not marked as usable by the connection, or does not exist.
             The author of a connection may not learn which.
@@ -141,48 +146,42 @@ async def check_prerequisites(
             raise _consent_missing(needed, where, namespace, connection)
 
 
+_REVIEWED_FOR = timedelta(minutes=10)
+"""Time for which an account that has all rights is not reviewed again: a driver has 27."""
+
+
 async def _check_rights(account: Key, kind: str, roles: Collection[Role], ctx: Context) -> None:
     """Check the rights of a ServiceAccount, if the operator may review them.
 
-    Without these rights a run ends with an exit code, and only its log explains it.
+    Without one of these rights a run ends with an exit code, and only its log explains it; or it
+    waits for an approval that it may not read.
 
     Raises:
-        JobRightsMissing: the ServiceAccount lacks a right.
+        JobRightsMissing: the ServiceAccount lacks rights.
     """
-    rights = [_RIGHTS[kind], *([_EXECUTORS] if Role.DRIVER in roles else [])]
-    for words, attributes in rights:
+    needed = needed_rights(kind, roles)
+    if (reviewed := ctx.reviewed.get((account, needed))) and ctx.clock() < reviewed + _REVIEWED_FOR:
+        return
+    missing = []
+    for kind_rights in needed:
         try:
-            is_allowed = await ctx.kubernetes.account_may(account, attributes)
+            verbs = [
+                verb
+                for verb in kind_rights.verbs
+                if not await ctx.kubernetes.account_may(account, kind_rights.attributes(verb))
+            ]
         except ForbiddenError:
             return
-        if not is_allowed:
-            raise Reason.JOB_RIGHTS_MISSING.error(
-                f"the ServiceAccount that the job runs as may not {words}",
-                got=str(account),
-                remedy=f"add {account.namespace} to replay.namespaces of the Helm chart, which "
-                "creates a Role with all rights of a job, or bind such a Role to the "
-                "ServiceAccount; the run starts automatically then",
-            )
-
-
-_RIGHTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    kind.kind: (
-        f"write the progress of {kind.kind}s",
-        {
-            "verb": "patch",
-            "group": kind.group,
-            "resource": kind.plural,
-            "subresource": "status",
-        },
-    )
-    for kind in (resources.REPLAYS, resources.INSPECTIONS)
-}
-"""Right of a job, as text and attributes, by the kind that it writes."""
-_EXECUTORS = (
-    "create pods for executors",
-    {"verb": "create", "group": "", "resource": "pods"},
-)
-"""Right of drivers of Spark only."""
+        missing += [f"{'/'.join(verbs)} {kind_rights.resource}"] if verbs else []
+    if missing:
+        raise Reason.JOB_RIGHTS_MISSING.error(
+            f"the ServiceAccount that the job runs as may not {', '.join(missing)}",
+            got=str(account),
+            remedy=f"add {account.namespace} to replay.namespaces of the Helm chart, which "
+            "creates a Role with all rights of a job, or bind such a Role to the "
+            "ServiceAccount; the run starts automatically then",
+        )
+    ctx.reviewed[account, needed] = ctx.clock()
 
 
 def _consents(annotations: Mapping[str, str] | None, connection: Key) -> bool:

@@ -153,20 +153,40 @@ async def test_missing_service_account_is_waited_for(
 
 @pytest.mark.parametrize(
     ("denied", "right"),
-    [("replays", "write the progress of Replays"), ("pods", "create pods for executors")],
+    [
+        ({"replays"}, "get replays, patch replays/status"),
+        ({"replayapprovals"}, "get replayapprovals"),
+        ({"services"}, "get/list/watch/create/update/patch/delete/deletecollection services"),
+    ],
 )
 async def test_missing_right_of_the_job_is_waited_for(
-    api: FakeKubernetes, denied: str, right: str
+    api: FakeKubernetes, denied: set[str], right: str
 ) -> None:
     provide(api)
-    api.denied = {denied}
-    assert await look(api) is Requeue.BACKOFF
+    api.denied = denied
+    assert await look(api) is Requeue.SLOW_BACKOFF
     reason, message = shown(api)
     assert reason == "JobRightsMissing"
     assert f"may not {right}; got 'shop/redrive-replay'; add shop to replay.namespaces" in message
     api.denied = set()
     await look(api)
     assert shown(api)[0] != reason
+
+
+async def test_rights_of_an_account_are_reviewed_at_intervals(api: FakeKubernetes) -> None:
+    reviews: list[Key] = []
+
+    def note(verb: str, _resource: Resource, key: Key) -> None:
+        reviews.extend([key] if verb == "review" else [])
+
+    api.before = note
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    now = wall_clock()
+    context = dataclasses.replace(ctx(replays=[replay()]), kubernetes=api, clock=lambda: now)
+    for minutes, count in ((0, 27), (9, 27), (1, 54)):
+        now += timedelta(minutes=minutes)
+        await reconcile(KEY, context, asyncio.Lock())
+        assert reviews == [ACCOUNT] * count
 
 
 async def test_rights_are_not_checked_by_an_operator_that_may_not(api: FakeKubernetes) -> None:
