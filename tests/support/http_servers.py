@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from aiohttp import web
+
+from tests.support.refusing_proxy import REFUSES
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -31,8 +35,8 @@ async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIte
         await runner.cleanup()
 
 
-LOGIN = "ann:s3cret"
-"""The user and password that the proxy requires."""
+LOGIN = "ann:s@cret"
+"""The user and password that the proxy requires; its URL has them percent-encoded."""
 SECONDS = 60.0
 
 
@@ -42,15 +46,17 @@ class HttpProxy:
 
     Attributes:
         port: of 127.0.0.1.
+        refuses: file; while it exists, each connection is refused with status 503.
     """
 
     port: int
+    refuses: Path
     _log: Path
 
     @property
     def url(self) -> str:
         """Its address, with the login."""
-        return f"http://{LOGIN}@127.0.0.1:{self.port}"
+        return f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{self.port}"
 
     def wait_for(self, *requests: str) -> str:
         """Wait until the log has each of *requests*, such as `CONNECT HOST:PORT`; return the log.
@@ -72,17 +78,19 @@ class HttpProxy:
 @contextmanager
 def http_proxy(folder: Path) -> Iterator[HttpProxy]:
     """Run a proxy while the block runs, with its files in *folder*."""
-    port, log = folder / "proxy-port", folder / "proxy-log"
+    port, log, refuses = (folder / f"proxy-{name}" for name in ("port", "log", "refuses"))
     log.touch()
     arguments = f"--port=0 --port-file={port} --log-file={log} --basic-auth={LOGIN}".split()
+    arguments += ["--plugins=tests.support.refusing_proxy.Refusing"]
     command = [sys.executable, "-m", "proxy", *arguments, "--num-workers=1", "--num-acceptors=1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    environment = {**os.environ, REFUSES: str(refuses)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
         try:
             deadline = time.monotonic() + SECONDS
             while not (port.exists() and port.read_text().strip()):
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            yield HttpProxy(int(port.read_text()), log)
+            yield HttpProxy(int(port.read_text()), refuses, log)
         finally:
             process.terminate()

@@ -25,7 +25,7 @@ from queue import Empty, Queue
 from threading import Event, Thread
 from types import ModuleType
 from typing import Any
-from urllib.parse import unquote_plus, urlencode
+from urllib.parse import unquote, unquote_plus, urlencode
 
 import urllib3
 
@@ -334,8 +334,8 @@ class Cluster:
         }
         if configuration.tls_server_name:
             options["server_hostname"] = configuration.tls_server_name
-        if proxy := configuration.proxy or proxy_for(configuration.host):
-            login = urllib3.util.parse_url(proxy).auth
+        if proxy := proxy_for(configuration.host, configuration.proxy):
+            login = unquote(urllib3.util.parse_url(proxy).auth or "") or None
             headers = urllib3.make_headers(proxy_basic_auth=login)
             return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
         return urllib3.PoolManager(**options)

@@ -294,7 +294,7 @@ async def _login(
         outdated,
         tls=access.as_ssl_context(),
         headers=access.as_http_headers(),
-        proxy=access.proxy_url or proxy_for(access.server),
+        proxy=proxy_for(access.server, access.proxy_url),
     )
     return kopf.AiohttpSession(server=access.server, aiohttp_session=connections)
 

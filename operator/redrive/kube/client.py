@@ -114,7 +114,7 @@ class Kubernetes:
                 got=str(error),
                 remedy="set KUBECONFIG, or run in a cluster",
             ) from error
-        configuration.proxy = configuration.proxy or proxy_for(configuration.host)
+        configuration.proxy = proxy_for(configuration.host, configuration.proxy)
         if fence is not None:
             configuration.trace_configs = [guarding(fence)]
         async with client.ApiClient(configuration) as api:

@@ -17,7 +17,7 @@ from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
-from tests.support.http_servers import LOGIN, HttpProxy, http_proxy
+from tests.support.http_servers import HttpProxy, http_proxy
 
 
 async def test_versions_are_listed_of_built_in_and_of_custom_kinds(
@@ -95,7 +95,7 @@ async def test_excluded_networks_are_reached_directly(
 async def test_refusal_of_the_proxy_is_named(
     proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace(LOGIN, "bob:wrong"))
+    monkeypatch.setenv("HTTPS_PROXY", f"http://bob:wrong@127.0.0.1:{proxy.port}")
     with pytest.raises(UnavailableError, match="the proxy of the environment refuses"):
         async with Kubernetes.connect() as kubernetes:
             await kubernetes.list(resources.CONNECTIONS, "default")

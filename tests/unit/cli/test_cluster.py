@@ -21,6 +21,7 @@ from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.cli.policies import View, history_of
 from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from tests.support.http_servers import http_proxy
 from tests.support.waiting import wait_until
 
 AT = "2026-11-27T01:00:00Z"
@@ -103,6 +104,16 @@ def server(tmp_path: Path) -> Iterator[ApiServer]:
         yield server
         server.shutdown()
         thread.join()
+
+
+def test_login_at_a_proxy_is_decoded(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers[POLICIES.path("shop")] = listed(POLICY)
+    with http_proxy(tmp_path) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("no_proxy", "")
+        assert Cluster(server.flags).list(POLICIES, "shop") == [POLICY]
 
 
 def test_watch_that_has_ended_can_be_closed(server: ApiServer) -> None:
