@@ -382,7 +382,7 @@ class Http:
                 f"the broker's admin API does not answer at {admin_url}",
                 got=transport_failure(error),
                 remedy="check adminURL, and that the broker runs and can be reached from here",
-            ) from error
+            ) from None  # a traceback with an error of the proxy would show its password
         except AnswerTooLongError as error:
             outcome = "too long"
             raise unexpected(call.does, str(error)) from error
@@ -424,7 +424,7 @@ class Http:
                 got=str(error) if too_long else transport_failure(error),
                 remedy="check oauth2.issuerURL, and that it can be reached from here",
                 reason=Reason.ISSUER_FAILED,
-            ) from error
+            ) from None  # as in `_answer`
 
     async def _follow(self, call: Call, url: URL, endpoint: Endpoint) -> _Reply:
         """Send *call*, and follow redirects to the broker that serves the namespace.

@@ -446,7 +446,7 @@ class Kubernetes:
                 "the Kubernetes API does not answer",
                 got=transport_failure(error),
                 remedy="the operator retries; check the API server and the network path to it",
-            ) from error
+            ) from None  # a traceback with an error of the proxy would show its password
         except AnswerTooLongError:
             if longest is not None:
                 raise

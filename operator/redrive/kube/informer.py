@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from redrive.admin.http import transport_failure
 from redrive.api import Body
 from redrive.kube.cache import Cache, version
 from redrive.kube.client import (
@@ -108,7 +109,8 @@ def session(
     """Return an HTTP session to the API server whose watches send heartbeats to *health*.
 
     A watch that gets 404 sets *outdated*: the kind was uninstalled, and kopf ends its watch
-    permanently. A list whose continuation expired (410) is restarted.
+    permanently. A list whose continuation expired (410) is restarted, and a refusal of the proxy is
+    retried. Errors show no login of the proxy.
     """
 
     async def begun(
@@ -131,10 +133,15 @@ def session(
             health.forget(f"watch of {request.url.path}")
             outdated.set()
 
-    async def restarting(
+    async def sending(
         request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        response = await send(request)
+        try:
+            response = await send(request)
+        except (aiohttp.ClientConnectorError, aiohttp.ClientResponseError) as error:
+            # kopf ends all watches after the latter, such as a refusal of the proxy, but retries
+            # after a lost connection. It logs both with all parts, such as the proxy's password.
+            raise aiohttp.ClientConnectionError(transport_failure(error)) from None
         if response.status == HTTPStatus.GONE and "limit" in request.url.query:
             response.release()
             # kopf restarts a list after this error, but ends all watches after a status of 410.
@@ -150,7 +157,7 @@ def session(
         headers=headers,
         proxy=proxy,
         trace_configs=[trace],
-        middlewares=(restarting,),
+        middlewares=(sending,),
     )
 
 

@@ -1,12 +1,28 @@
-"""Proxies of HTTP connections by the variables of the environment."""
+"""Proxies of HTTP connections by the variables of the environment, and their refusals."""
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
 import pytest
 
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.http import CallSlots, Endpoint, Http
 from redrive.admin.proxies import proxy_for
+from redrive.errors import RedriveError
+from redrive.kube import informer, resources
+from redrive.kube.client import Kubernetes
+from redrive.kube.observability import Liveness
+from redrive.kube.resources import Key
 from redrive.reasons import Reason
 from tests.support.reasons import raises
+from tests.unit.kube.test_client import api_server, write_kubeconfig
 
 NAMES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXY = "http://proxy.shop.example:3128"
@@ -110,3 +126,57 @@ def test_unusable_proxy_is_refused_without_its_password(
 def test_unusable_proxy_of_a_kubeconfig_is_refused() -> None:
     with raises(Reason.PROXY_INVALID, match=r"kubeconfig is not .*; got 'http://\[::1'; set its"):
         proxy_for("https://10.0.0.1", "http://ann:s3cret@[::1")
+
+
+async def list_policies(kubeconfig: Path) -> None:
+    write_kubeconfig(kubeconfig, 6443, scheme="https")
+    async with Kubernetes.connect() as kubernetes:
+        await kubernetes.get(resources.POLICIES, Key("shop", "orders"))
+
+
+async def read_version(_: Path) -> None:
+    async with Http.open() as http:
+        await Admin(http, "https://broker", Access()).version()
+
+
+async def ask_issuer(_: Path) -> None:
+    async with Http.open() as http:
+        issuer = Endpoint("https://issuer", Access(), CallSlots(1))
+        await http.ask_issuer("GET", issuer.url, None, issuer)
+
+
+async def watch(_: Path) -> None:
+    tls, server = ssl.create_default_context(), "https://10.0.0.1"
+    async with informer.session(
+        Liveness(), asyncio.Event(), tls=tls, headers={}, proxy=proxy_for(server)
+    ) as session:
+        await session.get(f"{server}/apis/replays?watch=true")
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "the proxy of the environment refuses"),
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "the proxy of the environment"),
+        (b"SSH-2.0\r\n\r\n", "an answer that is not complete, valid HTTP"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "ClientConnectorError"),
+    ],
+    ids=["503", "407", "no HTTP", "closed"],
+)
+@pytest.mark.parametrize("call", [list_policies, read_version, ask_issuer, watch])
+async def test_refusal_of_a_proxy_is_shown_without_its_login(
+    call: Callable[[Path], Awaitable[None]],
+    answer: bytes,
+    got: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a `ClientConnectionError` kopf retries; other errors end the operator."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    async with api_server(answer) as port:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://ann:s%40cret@127.0.0.1:{port}")
+        with pytest.raises((aiohttp.ClientConnectionError, RedriveError), match=got) as failed:
+            await call(tmp_path / "kubeconfig")
+    shown = "".join(traceback.format_exception(failed.value)) + repr(failed.value)
+    assert "cret" not in shown
+    assert "YW5uOnNAY3JldA" not in shown  # in base64

@@ -10,6 +10,7 @@ import http.client
 import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import trustme
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
@@ -32,6 +34,7 @@ from redrive.kube.resources import Resource
 from tests.support.forked_operator import OperatorProcess
 from tests.support.http_servers import http_proxy
 from tests.support.reasons import raises
+from tests.support.waiting import wait_until
 from tests.unit.kube.test_client import write_kubeconfig
 
 UNUSED_UID = 65532
@@ -141,20 +144,32 @@ class ApiServer:
 
 @asynccontextmanager
 async def operator(
-    api: ApiServer, folder: Path, *arguments: str, before: str = "", code: int | None = 0
+    api: ApiServer,
+    folder: Path,
+    *arguments: str,
+    before: str = "",
+    code: int | None = 0,
+    authority: trustme.CA | None = None,
 ) -> AsyncIterator[OperatorProcess]:
     """Run the operator while the block runs, then stop it as a kubelet does.
 
     Args:
         before: code that its process runs first.
         code: the exit code that it must have; None for any.
+        authority: signs the certificate of the API server; None for HTTP.
     """
+    tls = None
+    if authority is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(tls)
+    server = RawTestServer(api.answer)
+    await server.start_server(ssl=tls)
     kubeconfig, log = folder / "kubeconfig", folder / f"{secrets.token_hex(4)}.log"
     # Container runtimes set this HOME for a user without an entry.
     environment = {"HOME": "/", "KUBECONFIG": str(kubeconfig)}
     arguments = ("--cluster-id=here", "--replay-template=redrive/replay", *arguments)
-    async with asyncio.timeout(180), RawTestServer(api.answer) as server:
-        write_kubeconfig(kubeconfig, server.port or 0)
+    async with asyncio.timeout(180), server:
+        write_kubeconfig(kubeconfig, server.port or 0, server.scheme, authority)
         process = OperatorProcess(arguments, before, environment, log)
         try:
             yield process
@@ -165,6 +180,11 @@ async def operator(
             process.send_signal(signal.SIGKILL)
             await process.wait()
             sys.stderr.write(log.read_text() if log.exists() else "")
+
+
+def logged(folder: Path) -> str:
+    """Return the output of the operators of *folder*."""
+    return "".join(log.read_text("utf-8") for log in folder.glob("*.log"))
 
 
 def _discovery(missing: str) -> dict[str, dict[str, Any]]:
@@ -380,6 +400,25 @@ async def test_watches_use_the_proxy_of_the_environment(tmp_path: Path) -> None:
             await api.until_watched(*(kind.path() for kind in WATCHED))
             connections = psutil.Process(process.pid).net_connections("tcp")
             assert {c.raddr.port for c in connections if c.raddr} == {proxy.port}
+
+
+async def test_watches_resume_after_a_refusal_of_the_proxy(tmp_path: Path) -> None:
+    api, authority = ApiServer(), trustme.CA()
+    paths = [kind.path() for kind in WATCHED]
+    with http_proxy(tmp_path) as proxy:
+        before = f"import os\nos.environ['HTTPS_PROXY'] = {proxy.url!r}\n"
+        before += CLOSE_INACTIVE_WATCHES_SOON
+        async with operator(api, tmp_path, before=before, authority=authority):
+            await api.until_watched(*paths)
+            proxy.refuses.touch()
+            refusal = "the proxy of the environment refuses the connection"
+            await asyncio.to_thread(wait_until, lambda: refusal in logged(tmp_path))
+            while not api.watched.empty():
+                api.watched.get_nowait()
+            proxy.refuses.unlink()
+            async with asyncio.timeout(60):
+                await api.until_watched(*paths)
+    assert "cret" not in logged(tmp_path)
 
 
 def test_rights_are_rules_by_namespace_and_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import subprocess
@@ -36,8 +37,14 @@ from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 
 
-def write_kubeconfig(path: Path, port: int) -> None:
-    cluster = {"name": "it", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+def write_kubeconfig(
+    path: Path, port: int, scheme: str = "http", authority: trustme.CA | None = None
+) -> None:
+    server = {"server": f"{scheme}://127.0.0.1:{port}"}
+    if authority is not None:
+        pem = authority.cert_pem.bytes()
+        server["certificate-authority-data"] = base64.b64encode(pem).decode()
+    cluster = {"name": "it", "cluster": server}
     context = {"name": "it", "context": {"cluster": "it", "user": "it"}}
     user = {"name": "it", "user": {}}
     written = {"clusters": [cluster], "users": [user], "contexts": [context]}
