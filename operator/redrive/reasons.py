@@ -341,11 +341,11 @@ class Reason(enum.StrEnum):
         "connected consumers have another subscription type than the policy",
         "stop all of them before new ones start, or change `subscriptionType`")
     SUBSCRIPTION_TYPE_NOT_ALLOWED = _ReasonRow("SubscriptionTypeNotAllowed", WARNING,
-        "the Pulsar namespace refuses consumers of a type that the policy needs",
+        "the Pulsar namespace or the broker refuses a subscription type that the policy needs",
         "allow the type, as the message shows")
     ENCRYPTION_REQUIRED = _ReasonRow("EncryptionRequired", WARNING,
-        "the Pulsar namespace accepts encrypted messages only, and Replays can't encrypt",
-        "switch `encryptionRequired` off while a Replay runs")
+        "the broker accepts only encrypted messages, and Replays can't encrypt",
+        "switch off `encryptionRequired` or `encryptionRequireOnProducer` while a Replay runs")
     SENDS_REFUSED = _ReasonRow("SendsRefused", WARNING,
         "a topic of the policy is terminated, or a limit makes the broker refuse messages there",
         "do what the message says")

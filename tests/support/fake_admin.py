@@ -114,6 +114,7 @@ class FakeBroker:
         url: where its admin API is; see `serving` and `in_process`.
         version: its release.
         in_force: topic policy → the value of topics without their own.
+        settings: its configuration, which a super-user may read.
     """
 
     def __init__(self) -> None:
@@ -124,6 +125,10 @@ class FakeBroker:
         self.url = "http://broker.test"
         self.version = "4.0.8"
         self.in_force: dict[str, Any] = dict(_DEFAULTS)
+        self.settings = {
+            "subscriptionTypesEnabled": "[Exclusive, Failover, Key_Shared, Shared]",
+            "encryptionRequireOnProducer": "false",
+        }
 
     @classmethod
     @asynccontextmanager
@@ -164,6 +169,7 @@ class FakeBroker:
         table = {
             "GET /clusters": self._clusters,
             "GET /brokers/version": self._version,
+            "GET /brokers/configuration/runtime": self._runtime_configuration,
             "PUT /tenants/{tenant}": self._create_tenant,
             "GET /namespaces/{tenant}": self._list_namespaces,
             "POST /namespaces/grantPermissionsOnTopics": self._grant_many,
@@ -273,6 +279,11 @@ class FakeBroker:
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.Response(text=self.version)
+
+    async def _runtime_configuration(self, request: web.Request) -> dict[str, str]:
+        if request.headers["Authorization"] != f"Bearer {self.token(SUPERUSER)}":
+            raise Refused(401, "Need to authenticate to perform the request")
+        return self.settings
 
     # Tenants and namespaces.
 

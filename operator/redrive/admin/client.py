@@ -21,6 +21,7 @@ from redrive.admin.errors import (
     AdminForbiddenError,
     AdminNotFoundError,
     AuthenticationFailedError,
+    BrokerRefusedError,
     UnsupportedError,
 )
 from redrive.admin.granting import CachedRead, CachedReads, Granter, Granting, Permissions
@@ -40,7 +41,6 @@ from redrive.admin.http import (
     topic_path,
 )
 from redrive.admin.internal_stats import (
-    AckPersistence,
     BrokerSettings,
     acknowledged_behind,
     read_internal_stats,
@@ -469,16 +469,16 @@ class Admin:
         except (AdminForbiddenError, AdminNotFoundError, UnsupportedError):
             return ()
 
-    async def ack_persistence(self) -> AckPersistence:
-        """Return the limit of acknowledgements that the broker persists; read once an hour.
+    async def settings(self) -> BrokerSettings:
+        """Return the settings of the broker; read once an hour.
 
-        It comes from the configuration, which a super-user may read, else from the defaults of the
+        They come from the configuration, which a super-user may read, else from the defaults of the
         release. Of several brokers any one may answer.
 
         Raises:
             AdminError: the broker does not answer, or rejects the credentials.
         """
-        return (await self._configuration.get(max_age=CONFIGURATION_SECONDS)).persistence
+        return await self._configuration.get(max_age=CONFIGURATION_SECONDS)
 
     async def quotas_in_force(self, topic: TopicName, *, max_age: float = 0.0) -> Quotas:
         """Return the backlog quotas of a topic: its own, its namespace's or the broker's default.
@@ -489,8 +489,7 @@ class Admin:
         """
         own = await self.topic_policy(topic, KeepsBacklog())
         around = await self.namespace(topic.namespace_name, max_age=max_age)
-        settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return {**settings.quotas, **around.backlog_quotas, **(own or {})}
+        return {**(await self.settings()).quotas, **around.backlog_quotas, **(own or {})}
 
     async def subscription_types(self, topic: TopicName) -> frozenset[str]:
         """Return the subscription types that *topic* itself allows; empty if it sets none."""
@@ -504,7 +503,7 @@ class Admin:
         does = f"read {setting} of {topic}"
         own = await self._get(does, path, model.read_limit)
         around = await self.namespace(topic.namespace_name, max_age=max_age)
-        settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        settings = await self.settings()
         in_force = own if own is not None else {**settings.limits, **around.limits}[setting]
         return max(0, in_force)
 
@@ -518,6 +517,7 @@ class Admin:
         except (
             AdminForbiddenError,
             AdminNotFoundError,
+            BrokerRefusedError,  # of a gateway: no policy depends on these settings
             AuthenticationFailedError,  # the broker's answer to a role that is not a super-user
             UnsupportedError,
         ):

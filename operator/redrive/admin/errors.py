@@ -95,17 +95,31 @@ _BY_LIMIT = {
     "Subscription reached max consumers limit": "maxConsumersPerSubscription",
     "maximum message size": "maxMessageSize",
 }
+_SAME_ADDRESS = {
+    "max same address producers limit": "maxSameAddressProducersPerTopic",
+    "max same address consumers limit": "maxSameAddressConsumersPerTopic",
+}
 _RAISE = (
     "raise {} where it is set: at the topic (pulsar-admin topicPolicies), at its Pulsar namespace, "
     "or in the configuration of the brokers"
 )
 _TERMINATED = "process its messages, then delete it; the operator recreates its own topics"
+_ALLOW_TYPE = (
+    "allow this type in subscriptionTypesEnabled of the topic, of its Pulsar namespace, or of the "
+    "brokers if neither sets it; readers need Exclusive"
+)
+_ALLOW_PLAIN = (
+    "disable encryptionRequired of the Pulsar namespace, or encryptionRequireOnProducer of the "
+    "brokers: a Replay has no keys"
+)
 _BY_SETTING: tuple[tuple[str, Reason, str], ...] = (
     ("maximum number of topics", Reason.LIMIT_REACHED,
      "raise maxTopicsPerNamespace of the Pulsar namespace, or of the brokers where it sets none"),
     *((words, Reason.LIMIT_REACHED, _RAISE.format(limit)) for words, limit in _BY_LIMIT.items()),
-    ("Encryption is required", Reason.ENCRYPTION_REQUIRED,
-     "disable encryptionRequired of the Pulsar namespace: a Replay has no keys"),
+    *((words, Reason.LIMIT_REACHED, f"raise {limit} in the configuration of the brokers")
+      for words, limit in _SAME_ADDRESS.items()),
+    ("sub type!", Reason.SUBSCRIPTION_TYPE_NOT_ALLOWED, _ALLOW_TYPE),
+    ("Encryption is required", Reason.ENCRYPTION_REQUIRED, _ALLOW_PLAIN),
     ("already terminated", Reason.TOPIC_TERMINATED, _TERMINATED),
     ("TopicTerminated", Reason.TOPIC_TERMINATED, _TERMINATED),  # of the client
 )  # fmt: skip

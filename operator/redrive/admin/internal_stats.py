@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from redrive.admin.model import bounded, name_set
@@ -16,6 +17,8 @@ RANGES = "managedLedgerMaxUnackedRangesToPersist"
 AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
 _IN_ARRAYS = "managedLedgerUnackedRangesOpenCacheSetEnabled"
 """Setting without which `AS_ARRAYS` has no effect; always on in brokers after 4.2."""
+SUBSCRIPTION_TYPES = "subscriptionTypesEnabled"
+REQUIRES_ENCRYPTION = "encryptionRequireOnProducer"
 _DEFAULT_RANGES = 10_000
 _ARRAYS_SINCE = (4, 1)
 
@@ -63,17 +66,27 @@ class BrokerSettings(NamedTuple):
     Attributes:
         quotas: see `default_quotas`.
         limits: see `default_limits`.
+        subscription_types: allowed types, for namespaces that set none; empty if it is not known.
+        requires_encryption: True if unencrypted messages are refused in all namespaces.
     """
 
-    persistence: AckPersistence
-    quotas: Quotas
-    limits: Limits
+    persistence: AckPersistence = AckPersistence()
+    quotas: Quotas = MappingProxyType({})
+    limits: Limits = MappingProxyType({})
+    subscription_types: frozenset[str] = frozenset()
+    requires_encryption: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, str], release: tuple[int, ...]) -> BrokerSettings:
         """Parse the configuration; see `AckPersistence.of`."""
-        persistence = AckPersistence.of(settings, release)
-        return cls(persistence, default_quotas(settings), default_limits(settings))
+        types = settings.get(SUBSCRIPTION_TYPES, "").strip("[]").replace(",", " ").split()
+        return cls(
+            AckPersistence.of(settings, release),
+            default_quotas(settings),
+            default_limits(settings),
+            name_set(types),
+            settings.get(REQUIRES_ENCRYPTION) == "true",
+        )
 
 
 BY_DEFAULT = AckPersistence()

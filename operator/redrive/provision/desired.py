@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
+from redrive.admin.internal_stats import BrokerSettings
 from redrive.admin.model import Grant, NamespaceState, Schema, TopicSubscriptions
 from redrive.admin.policies import (
     DELAYED_DELIVERY,
@@ -413,6 +414,7 @@ class Observed:
         namespace: the Pulsar namespace of its topics.
         inherited: topic policies that a new topic gets from the namespace, by their read name.
             Policies of the broker's configuration are missing.
+        settings: of the broker, for namespaces that set none.
         config_map: any ConfigMap with the name of the policy's.
         unused: earlier dead-letter topic of a policy that discards.
     """
@@ -422,6 +424,7 @@ class Observed:
     topics: Mapping[TopicRole, TopicState] = field(default_factory=dict)
     namespace: NamespaceState = field(default_factory=NamespaceState)
     inherited: Mapping[str, Any] = field(default_factory=dict)
+    settings: BrokerSettings = field(default_factory=BrokerSettings)
     config_map: Body | None = None
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None

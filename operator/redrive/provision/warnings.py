@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from redrive.admin.internal_stats import REQUIRES_ENCRYPTION
 from redrive.admin.policies import DelaysWithin
 from redrive.api.conditions import StatusWarning, first_of
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.checks import Evidence
@@ -189,36 +192,60 @@ def schema_is_unsupported(evidence: Evidence) -> StatusWarning | None:
 
 
 def subscription_type_is_not_allowed(evidence: Evidence) -> StatusWarning | None:
-    """Find a namespace that refuses the subscription type of the policy's consumers."""
-    policy, allowed = evidence.request.policy, evidence.observed.namespace.subscription_types
-    types = policy.subscription_types
+    """Find a namespace or a broker that refuses the subscription type of consumers or readers."""
+    policy, observed = evidence.request.policy, evidence.observed
+    namespace = policy.topic.namespace_name
+    place, allowed = f"the Pulsar namespace {namespace}", observed.namespace.subscription_types
+    if not allowed:
+        place, allowed = "the configuration of the broker", observed.settings.subscription_types
+    needed = [(kind, topic) for topic, kind in policy.subscription_types.items()]
+    needed += [(SubscriptionType.EXCLUSIVE, topic) for topic in _topics_to_read(evidence)]
     refused = [
-        f"{kind} on {topic.local}" for topic, kind in types.items() if kind.of_broker not in allowed
+        f"{kind} on {topic.local}" for kind, topic in needed if kind.of_broker not in allowed
     ]
     if not allowed or not refused:
         return None
     return StatusWarning(
         Reason.SUBSCRIPTION_TYPE_NOT_ALLOWED,
-        f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers of type "
-        f"{' and '.join(refused)}, unless these topics have their own setting; got "
+        f"{place} refuses consumers of type {' and '.join(refused)}, unless these topics have "
+        "their own setting; readers, such as those of Replays and Inspections, need Exclusive; got "
         f"{', '.join(sorted(allowed))}; allow them: pulsar-admin namespaces "
         f"set-subscription-types-enabled --types "
-        f"{','.join(sorted({*allowed, *(kind.of_broker for kind in types.values())}))} "
-        f"{policy.topic.namespace_name}",
+        f"{','.join(sorted({*allowed, *(kind.of_broker for kind, _ in needed)}))} {namespace}",
     )
 
 
+def _topics_to_read(evidence: Evidence) -> list[TopicName]:
+    """Return the topics that consumers, Replays or Inspections read without a subscription."""
+    connection = evidence.request.connection
+    has_readers = connection.replay is not None or connection.inspection is not None
+    return [
+        topic.name
+        for topic in evidence.desired.topics
+        if has_readers or topic.role is TopicRole.SEQUENCES
+    ]
+
+
 def encryption_is_required(evidence: Evidence) -> StatusWarning | None:
-    """Find a namespace that refuses messages of Replays, and of consumers without a key."""
-    policy = evidence.request.policy
-    if not evidence.observed.namespace.requires_encryption:
+    """Find a place that refuses messages of Replays, and of consumers without a key."""
+    namespace, observed = evidence.request.policy.topic.namespace_name, evidence.observed
+    remedies = {}
+    if observed.namespace.requires_encryption:
+        remedies["encryptionRequired=true"] = (
+            f"pulsar-admin namespaces set-encryption-required --disable {namespace}"
+        )
+    if observed.settings.requires_encryption:
+        remedies[f"{REQUIRES_ENCRYPTION}=true of the broker"] = (
+            "set it to false in the configuration of the brokers"
+        )
+    if not remedies:
         return None
     return StatusWarning(
         Reason.ENCRYPTION_REQUIRED,
-        f"the Pulsar namespace {policy.topic.namespace_name} accepts only encrypted messages: "
-        "consumers need crypto= to retry and dead-letter messages, and Replays fail, because "
-        "they have no keys; got encryptionRequired=true; to replay, disable it temporarily: "
-        f"pulsar-admin namespaces set-encryption-required --disable {policy.topic.namespace_name}",
+        f"the Pulsar namespace {namespace} accepts only encrypted messages: consumers need crypto= "
+        "to retry and dead-letter messages, and Replays fail, because they have no keys; got "
+        f"{' and '.join(remedies)}; to replay, disable it temporarily: "
+        f"{'; '.join(remedies.values())}",
     )
 
 

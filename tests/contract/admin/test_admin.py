@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminConflictError,
@@ -18,6 +19,8 @@ from redrive.admin.errors import (
     AuthenticationFailedError,
     BrokerRefusedError,
 )
+from redrive.admin.http import Call, CallSlots, Endpoint
+from redrive.admin.internal_stats import REQUIRES_ENCRYPTION
 from redrive.admin.model import (
     PULSAR_RELEASES,
     Grant,
@@ -28,6 +31,7 @@ from redrive.admin.model import (
 )
 from redrive.admin.policies import Deduplicates, Holds, LimitsBacklog, TopicPolicy, Ttl
 from redrive.policy.naming import TopicName
+from tests.support.fake_admin import SUPERUSER
 
 World = Any  # of the conftest
 
@@ -328,6 +332,21 @@ async def test_a_topic_of_plain_bytes_has_no_schema(world: World) -> None:
     await world.admin.put_schema(made, Schema("NONE", "", {}))
     assert await world.admin.schema(made) is None
     assert await world.admin.schemas(made) == ()
+
+
+async def test_settings_are_those_of_the_configuration(world: World) -> None:
+    settings = await world.client(SUPERUSER).settings()
+    types = {"Exclusive", "Failover", "Key_Shared", "Shared"}
+    assert (settings.subscription_types, settings.requires_encryption) == (types, False)
+    call = Call("read the configuration", "GET", "brokers/configuration/runtime")
+    access = Access.bearer(world.tokens.token(SUPERUSER))
+    written = await world.http.send(call, Endpoint(world.url, access, CallSlots(1)))
+    assert written[REQUIRES_ENCRYPTION] == "false"
+
+
+async def test_settings_are_unknown_to_other_roles(world: World) -> None:
+    settings = await world.admin.settings()
+    assert (settings.subscription_types, settings.requires_encryption) == (NOTHING, False)
 
 
 async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> None:

@@ -51,6 +51,7 @@ def set_on_namespace(provisioned: Any, setting: str, value: object) -> None:  # 
     ("setting", "value", "reason"),
     [
         ("encryptionRequired", True, "EncryptionRequired"),
+        ("subscriptionTypesEnabled", ["Shared", "Key_Shared"], "SubscriptionTypeNotAllowed"),
         ("maxProducersPerTopic", 1, "LimitReached"),
         ("maxSubscriptionsPerTopic", 1, "LimitReached"),
     ],

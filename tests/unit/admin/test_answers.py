@@ -75,6 +75,7 @@ POLICIES = {
 SETTINGS = {
     RANGES: "9", "backlogQuotaDefaultLimitGB": "1", "backlogQuotaDefaultLimitSecond": "9",
     "backlogQuotaDefaultLimitBytes": "9", "maxProducersPerTopic": "7",
+    "subscriptionTypesEnabled": "[Exclusive, Shared]", "encryptionRequireOnProducer": "true",
 }  # fmt: skip
 SCHEMA = {"version": 1, "type": "JSON", "data": "{}", "properties": {"a": "b"}}
 LISTED: Mapping[str, Any] = {
@@ -150,7 +151,7 @@ READS: dict[str, Read] = {
         lambda a: a.has_open_transaction(TOPIC), PART | {"ongoingTxnCount": 1}
     ),
     "internal stats": Read(lambda a: a.internal_stats(TOPIC), INTERNAL, _use_partition),
-    "acknowledgements": Read(lambda a: a.ack_persistence(), SETTINGS),
+    "settings": Read(lambda a: a.settings(), SETTINGS),
     "clusters": Read(lambda a: a.clusters(), ["a"]),
     "tenant": Read(lambda a: a.tenant_exists("t"), ["t/n"]),
     "topics": Read(lambda a: a.topics("t/n"), [f"{TOPIC}"], others={}),

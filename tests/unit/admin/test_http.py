@@ -312,7 +312,7 @@ async def test_call_without_usable_proxy_counts_as_uncallable(
     before = REGISTRY.get_sample_value("redrive_admin_calls_total", counted) or 0
     monkeypatch.setenv("HTTP_PROXY", "socks5://proxy:1080")
     async with Http.open() as opened:
-        with raises(Reason.PROXY_INVALID, match="got 'socks5://proxy'"):
+        with raises(Reason.PROXY_INVALID, match="got 'socks5://proxy:1080'"):
             await Admin(opened, "http://broker:8080", Access.bearer("x")).clusters()
     assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 1
 
@@ -715,6 +715,38 @@ def test_redirect_needs_same_scheme_and_named_port(
 )
 def test_error_reason_follows_status_and_body(status: int, answer: str, kind: str) -> None:
     assert errors.error_for("read x", status, answer).reason == kind
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "remedy"),
+    [
+        (
+            "Topic[persistent://a/b/c] doesn't support Exclusive sub type!",
+            "SubscriptionTypeNotAllowed",
+            "allow this type in subscriptionTypesEnabled of the topic",
+        ),
+        (
+            "Topic reached max same address consumers limit",
+            "LimitReached",
+            "raise maxSameAddressConsumersPerTopic in the configuration of the brokers",
+        ),
+        (
+            "Topic 'persistent://a/b/c' reached max same address producers limit",
+            "LimitReached",
+            "raise maxSameAddressProducersPerTopic in the configuration of the brokers",
+        ),
+        (
+            "Encryption is required in persistent://a/b/c",
+            "EncryptionRequired",
+            "of the Pulsar namespace, or encryptionRequireOnProducer of the brokers",
+        ),
+    ],
+)
+def test_refusal_by_a_setting_names_the_setting(answer: str, reason: str, remedy: str) -> None:
+    error = errors.refused_by_setting("the broker refused it", answer)
+    assert error is not None
+    assert error.reason == reason
+    assert remedy in str(error)
 
 
 def test_error_message_is_one_line_with_call_and_remedy() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.internal_stats import AckPersistence, acknowledged_behind
+from redrive.admin.internal_stats import (
+    REQUIRES_ENCRYPTION,
+    SUBSCRIPTION_TYPES,
+    AckPersistence,
+    BrokerSettings,
+    acknowledged_behind,
+)
 from redrive.admin.model import (
     LONGEST_TEXT,
     RightsChange,
@@ -174,6 +180,26 @@ def test_ack_persistence_follows_settings_or_release(
     settings: dict[str, str], release: tuple[int, ...], expected: AckPersistence
 ) -> None:
     assert AckPersistence.of(settings, release) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "types", "encrypted"),
+    [
+        ({}, set(), False),
+        ({SUBSCRIPTION_TYPES: "[]", REQUIRES_ENCRYPTION: "false"}, set(), False),
+        (
+            {SUBSCRIPTION_TYPES: "[Key_Shared, Shared]", REQUIRES_ENCRYPTION: "true"},
+            {"Key_Shared", "Shared"},
+            True,
+        ),
+        ({SUBSCRIPTION_TYPES: "Exclusive,Shared"}, {"Exclusive", "Shared"}, False),
+    ],
+)
+def test_broker_settings_have_types_and_encryption(
+    settings: dict[str, str], types: set[str], *, encrypted: bool
+) -> None:
+    read = BrokerSettings.of(settings, (4, 0, 8))
+    assert (set(read.subscription_types), read.requires_encryption) == (types, encrypted)
 
 
 def internal(through: str, consumed: int, name: str = "s") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Http
-from redrive.admin.internal_stats import AckPersistence
+from redrive.admin.internal_stats import BrokerSettings
 from redrive.admin.model import SubscriptionStats, TopicStats, TopicUsage
 from redrive.admin.policies import BY_SIZE, LIMITS, Quotas
 from redrive.api import Body
@@ -158,19 +158,11 @@ class Cluster:
         """Combine those of all levels, as the client does."""
         return await Admin.quotas_in_force(cast("Admin", self), topic, max_age=max_age)
 
-    @property
-    def _configuration(self) -> Cluster:
-        return self
-
-    async def get(self, **_: object) -> SimpleNamespace:
-        """Answer with the quotas of the broker."""
+    async def settings(self) -> BrokerSettings:
+        """Answer as an old broker does, with its quotas."""
         limit = self.of_broker
         quotas: Quotas = {} if limit is None else {BY_SIZE: {"limitSize": limit}}
-        return SimpleNamespace(quotas=quotas)
-
-    async def ack_persistence(self) -> AckPersistence:
-        """Answer as an old broker does."""
-        return AckPersistence()
+        return BrokerSettings(quotas=quotas)
 
     def change(self, policy: Body) -> None:
         """Change the policy, and have a watch show it."""

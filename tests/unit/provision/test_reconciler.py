@@ -100,6 +100,18 @@ async def test_settled_reconcile_takes_no_more_calls_than_planned(
     assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
 
 
+async def test_settings_of_the_broker_are_warned_about(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    broker, look = serving(connection, policy())
+    broker.settings = {
+        "subscriptionTypesEnabled": "[Key_Shared, Shared]",
+        "encryptionRequireOnProducer": "true",
+    }
+    reasons = {caution.reason for caution in (await look()).warnings}
+    assert reasons >= {"SubscriptionTypeNotAllowed", "EncryptionRequired"}
+
+
 async def test_observing_reconcile_reads_once_despite_differences(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:

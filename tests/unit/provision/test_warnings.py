@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive.admin.errors import AdminConflictError
+from redrive.admin.internal_stats import BrokerSettings
 from redrive.admin.model import NamespaceState, Schema, SubscriptionStats, TopicSubscriptions
 from redrive.api.conditions import StatusWarning
 from redrive.kube.resources import Key
@@ -25,6 +26,7 @@ from redrive.provision.health_checks import THRESHOLDS, Reading
 from redrive.provision.metrics import TopicMetrics
 from redrive.provision.request import Request
 from redrive.provision.warnings import warnings
+from tests.unit.provision.conftest import TOKEN
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -149,23 +151,39 @@ def test_schema_unsupported_by_python_is_warned_about(
         assert remedy in caution.message
 
 
+ALL = frozenset({"Exclusive", "Failover", "Key_Shared", "Shared"})
+OF_BROKER = "the configuration of the broker"
+READER = {"role": "reader", "authentication": TOKEN}
+
+
 @pytest.mark.parametrize(
-    ("kind", "allowed", "refused"),
+    ("kind", "of_namespace", "of_broker", "refused"),
     [
-        ("KeyShared", [], None),
-        ("KeyShared", ["Key_Shared", "Shared"], None),
-        ("KeyShared", ["Shared"], "KeyShared on orders"),
-        ("KeyShared", ["Key_Shared"], "Shared on orders-fulfilment-RETRY"),
-        ("Shared", ["Failover"], "Shared on orders and Shared on orders-fulfilment-RETRY"),
+        ("KeyShared", [], [], None),
+        ("KeyShared", ["Exclusive", "Key_Shared", "Shared"], [], None),
+        ("KeyShared", ["Exclusive", "Shared"], [], "KeyShared on orders"),
+        ("KeyShared", ["Exclusive", "Key_Shared"], [], "Shared on orders-fulfilment-RETRY"),
+        ("Shared", ["Exclusive"], ALL, "Shared on orders and Shared on orders-fulfilment-RETRY"),
+        ("Shared", ALL, ["Exclusive"], None),
+        ("KeyShared", [], ["Exclusive", "Shared"], "KeyShared on orders"),
     ],
 )
-def test_refused_subscription_type_is_warned_about(
-    policy: MakeBody, requested: MakeRequest, kind: str, allowed: list[str], refused: str | None
+def test_refused_subscription_type_is_warned_about(  # noqa: PLR0913, PLR0917 - parts of the case
+    policy: MakeBody,
+    requested: MakeRequest,
+    kind: str,
+    of_namespace: Collection[str],
+    of_broker: Collection[str],
+    refused: str | None,
 ) -> None:
     body = policy(subscriptionType=kind)
     request, observed = (
         requested(body),
-        Observed(2, namespace=NamespaceState(subscription_types=frozenset(allowed))),
+        Observed(
+            2,
+            namespace=NamespaceState(subscription_types=frozenset(of_namespace)),
+            settings=BrokerSettings(subscription_types=frozenset(of_broker)),
+        ),
     )
     wanted = desired(request, body, "here", KEEPS_TICKS)
     seen = warnings(Evidence(body, wanted, observed, request))
@@ -173,24 +191,76 @@ def test_refused_subscription_type_is_warned_about(
         [] if refused is None else ["SubscriptionTypeNotAllowed"]
     )
     for caution in seen:
-        assert f"of type {refused}, unless" in caution.message
-        assert f"got {allowed[0]}; allow them" in caution.message
+        place = "the Pulsar namespace shop/prod" if of_namespace else OF_BROKER
+        assert caution.message.startswith(f"{place} refuses consumers of type {refused}, unless")
+        assert f"got {', '.join(of_namespace or of_broker)}; allow them" in caution.message
 
 
-@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "changes", "topics"),
+    [
+        ({}, {"replay": None}, []),
+        ({}, {}, ["-RETRY", "-DLQ", "-DLQ-LEDGER"]),
+        ({}, {"replay": None, "inspection": READER}, ["-RETRY", "-DLQ"]),
+        (
+            {
+                "subscriptionType": "KeyShared",
+                "ordering": "PerKey",
+                "deadLetter": {"sequenced": True},
+            },
+            {"replay": None},
+            ["-DLQ-SEQUENCES"],
+        ),
+    ],
+    ids=["none", "replay", "inspection", "sequenced"],
+)
+def test_refused_type_of_readers_is_warned_about(
+    policy: MakeBody,
+    requested: MakeRequest,
+    spec: dict[str, Any],
+    changes: dict[str, Any],
+    topics: list[str],
+) -> None:
+    body = policy(**spec)
+    request = requested(body, **changes)
+    shared = NamespaceState(subscription_types=frozenset({"Shared", "Key_Shared"}))
+    wanted = desired(request, body, "here", KEEPS_TICKS)
+    seen = warnings(Evidence(body, wanted, Observed(2, namespace=shared), request))
+    assert [caution.reason for caution in seen] == ["SubscriptionTypeNotAllowed"] * bool(topics)
+    for caution in seen:
+        refused = " and ".join(f"Exclusive on orders-fulfilment{topic}" for topic in topics)
+        assert f"refuses consumers of type {refused}, unless" in caution.message
+        assert "--types Exclusive,Key_Shared,Shared shop/prod" in caution.message
+
+
+@pytest.mark.parametrize(
+    ("of_namespace", "of_broker", "got"),
+    [
+        (False, False, None),
+        (True, False, "encryptionRequired=true"),
+        (False, True, "encryptionRequireOnProducer=true of the broker"),
+        (True, True, "encryptionRequired=true and encryptionRequireOnProducer=true of the broker"),
+    ],
+)
 def test_required_encryption_is_warned_about(
-    policy: MakeBody, requested: MakeRequest, *, required: bool
+    policy: MakeBody, requested: MakeRequest, *, of_namespace: bool, of_broker: bool, got: str
 ) -> None:
     body = policy()
     request, observed = (
         requested(body),
-        Observed(2, namespace=NamespaceState(requires_encryption=required)),
+        Observed(
+            2,
+            namespace=NamespaceState(requires_encryption=of_namespace),
+            settings=BrokerSettings(requires_encryption=of_broker),
+        ),
     )
     wanted = desired(request, body, "here", KEEPS_TICKS)
     seen = warnings(Evidence(body, wanted, observed, request))
-    assert [caution.reason for caution in seen] == ["EncryptionRequired"] * required
+    assert [caution.reason for caution in seen] == ["EncryptionRequired"] * (got is not None)
     for caution in seen:
-        assert "got encryptionRequired=true; to replay, disable it" in caution.message
+        assert f"got {got}; to replay, disable it" in caution.message
+        assert ("set-encryption-required --disable" in caution.message) is of_namespace
+        assert ("in the configuration of the brokers" in caution.message) is of_broker
 
 
 @pytest.mark.parametrize(
