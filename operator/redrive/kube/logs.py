@@ -99,7 +99,9 @@ class TracebackLimit(logging.Filter):
         now, place = self._clock(), (record.name, type(error), _place(error))
         self._shown = {p: at for p, at in self._shown.items() if now - at < TRACEBACK_SECONDS}
         if place in self._shown:
-            record.msg, record.args = "%s: %r", (record.getMessage(), error)
+            # The representation of an error of the HTTP library has the headers of the request.
+            record.args = record.getMessage(), type(error).__name__, error
+            record.msg = "%s: %s: %s"
             record.exc_info = record.exc_text = None
         else:
             self._shown[place] = now

@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import RequestInfo
+from multidict import CIMultiDict, CIMultiDictProxy
 from prometheus_client import REGISTRY
+from yarl import URL
 
 import redrive
 from redrive.admin.granting import Batcher
@@ -273,21 +277,35 @@ def test_traceback_lines_are_indented_and_escaped() -> None:
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
 
 
+def limited(limit: logs.TracebackLimit, fault: Exception) -> str:
+    """Return the entry of *fault* with a limit."""
+    try:
+        raise fault
+    except type(fault) as error:
+        raised = type(error), error, error.__traceback__
+    record = logger.makeRecord("redrive", logging.ERROR, "", 0, "failed: %s", ("x",), raised)
+    assert limit.filter(record)
+    return logs.TextFormatter().format(record)
+
+
+def test_repeated_error_of_a_request_hides_its_headers() -> None:
+    url, limit = URL("https://10.0.0.1"), logs.TracebackLimit()
+    headers = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer s3cret"}))
+    error = aiohttp.ContentTypeError(RequestInfo(url, "GET", headers, url), (), status=200)
+    assert "s3cret" not in limited(limit, error)
+    assert limited(limit, error).endswith(f"failed: x: ContentTypeError: {error}")
+    assert "s3cret" not in str(error)
+
+
 def test_repeated_traceback_is_one_line_for_a_minute() -> None:
     now = 0.0
     limit = logs.TracebackLimit(lambda: now)
 
     def entry(number: int) -> str:
-        try:
-            raise [KeyError, ValueError][number]("broken")
-        except (KeyError, ValueError) as error:
-            fault = type(error), error, error.__traceback__
-        record = logger.makeRecord("redrive", logging.ERROR, "", 0, "failed: %s", ("x",), fault)
-        assert limit.filter(record)
-        return logs.TextFormatter().format(record)
+        return limited(limit, [KeyError, ValueError][number]("broken"))
 
     assert "Traceback" in entry(0)
-    assert entry(0).endswith("failed: x: KeyError('broken')")
+    assert entry(0).endswith("failed: x: KeyError: 'broken'")
     assert "Traceback" in entry(1)
     now = logs.TRACEBACK_SECONDS
     assert "Traceback" in entry(0)
