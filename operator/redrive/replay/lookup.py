@@ -169,10 +169,11 @@ POLL_SECONDS = 0.2
 
 
 def topic_lost(topic: TopicName, got: object) -> RedriveError:
-    """Return the error of a dead-letter topic that was deleted."""
+    """Return the error of a dead-letter topic that was deleted, or created again."""
     return RedriveError(
-        f"the run can't read {topic} any more: it was deleted, with the messages that were not "
-        "moved; or it was empty and was unloaded; or the replay role lost its rights there",
+        f"the run can't read {topic} any more: it was deleted, and perhaps created again, with "
+        "the messages that were not moved; or it was empty and was unloaded; or the replay role "
+        "lost its rights there",
         got=got,
         remedy="check if the topic exists, and its grants; another Replay moves its messages",
         reason="DeadLetterTopicLost",

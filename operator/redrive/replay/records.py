@@ -322,6 +322,7 @@ class Header(_Record):
         reason: reason that the author gave; may be empty.
         ticket: ticket that the author gave; may be empty.
         began: end of each tracked partition at the start, see `ReplayJob.follow_for`.
+        held: ids of the ledgers of each partition of the dead-letter topic at the start.
     """
 
     replay: str
@@ -329,6 +330,9 @@ class Header(_Record):
     reason: str = ""
     ticket: str = ""
     began: Mapping[_Place, _Entry] = field(default_factory=dict)
+    held: Mapping[int, Annotated[frozenset[int], PlainSerializer(sorted)]] = field(
+        default_factory=dict
+    )
 
 
 _OWNER = TypeAdapter(str)

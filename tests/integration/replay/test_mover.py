@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.reading import broker
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.positions import EntryId
@@ -392,6 +392,7 @@ def test_target_without_deduplication_stops_the_run(
 def held_run(
     provisioned: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
+    uid: str = "",
 ) -> Iterator[Future[Account]]:
     """Run a Replay of `COUNT` dead letters, which moves `MOVED` before the block and others after.
 
@@ -401,7 +402,7 @@ def held_run(
     monkeypatch.setattr(sending, "POLL_SHARE", 0.0)
     provisioned.bury_many(COUNT)
     with ThreadPoolExecutor(1) as threads, held_at(MOVED):
-        run = threads.submit(replay, provisioned)
+        run = threads.submit(replay, provisioned, uid=uid)
         wait_until_moved(provisioned, MOVED)
         yield run
 
@@ -462,12 +463,49 @@ def test_what_others_acknowledge_meanwhile_is_not_sent(
 def test_deleted_dead_letter_topic_fails_the_replay(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ) -> None:
-    provisioned = provision_policy()
+    provisioned, uid = provision_policy(), "uid-lost"
     topic = provisioned.policy.dead_letter_topic
-    with held_run(provisioned, monkeypatch) as run:
+    with held_run(provisioned, monkeypatch, uid) as run:
         provisioned.delete(topic)
         if again:
-            provisioned.create(topic, DEAD_LETTER_SUBSCRIPTION, 0)
-            provisioned.grant(topic, "consume")
+            recreate(provisioned, topic)
     with raises("DeadLetterTopicLost", match=topic.local):
         run.result()
+    if again:
+        provisioned.bury_many(1)
+        with raises("DeadLetterTopicLost", match=topic.local):  # also by the next driver
+            replay(provisioned, uid=uid)
+        assert len(provisioned.in_target()) == MOVED
+
+
+def recreate(provisioned: Any, topic: TopicName) -> None:  # noqa: ANN401
+    """Create a deleted dead-letter *topic*, as the operator does."""
+    provisioned.create(topic, DEAD_LETTER_SUBSCRIPTION, 0)
+    provisioned.grant(topic, "consume")
+
+
+class Dies(Local):
+    """Is killed once a range is leased."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        raise RuntimeError(str(task.range))
+
+
+def test_topic_recreated_between_drivers_fails_the_replay(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    """The second driver searches the target first, because the range is leased."""
+    provisioned = provision_policy()
+    topic, job = provisioned.policy.dead_letter_topic, job_of(provisioned)
+    provisioned.bury_many(10)
+    with pytest.raises(RuntimeError):
+        runs.run(job, Dies(), Notes())
+    provisioned.delete(topic)
+    recreate(provisioned, topic)
+
+    notes = Notes()
+    for _ in range(2):
+        with raises("DeadLetterTopicLost", match=topic.local):
+            runs.run(job, Local(), notes)
+    assert {account.skipped for account in notes.accounts} == {0}
+    assert replay(provisioned) == Account()

@@ -53,6 +53,7 @@ HEADER = Header(
     reason="it is up again",
     ticket="OPS-1432",
     began={TargetPartition(TopicName("shop", "prod", "ü-RETRY"), -1): EntryId(7, -1)},
+    held={-1: frozenset({7, 9})},
 )
 bits = st.sets(st.integers(0, 40)).map(lambda numbers: bitmap.of(numbers, 41))
 entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))

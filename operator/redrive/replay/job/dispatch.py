@@ -119,6 +119,7 @@ class Dispatch:
         self._job, self._route, self._engine = job, route, engine
         self._ledger, self._reporter = ledger, reporter
         self._backlog = {partition.index: partition for partition in backlog}
+        self._held = ledger.records.headers[job.uid].held
         self._waiting = [piece for piece in sorted(self._plans) if self._to_move(piece)]
         self._leased: set[Range] = set()
         self._running: dict[Future[Sequence[RangeResult]], Sequence[RangeTask]] = {}
@@ -152,7 +153,7 @@ class Dispatch:
             RunEndedError: the deadline has passed, or the Replay was canceled.
             Exception: the first error of a task.
         """
-        self._skip_gone()
+        self._check_partitions()
         with ThreadPoolExecutor(max(1, len(self._waiting))) as pool:
             self._advance(pool)
             while self._running or self._is_suspended or self._is_postponed:
@@ -494,27 +495,28 @@ class Dispatch:
         route = self._route
         return lookup.read_source(route.admin_url, route.source, route.subscription, index)
 
-    def _check_not_recreated(self, partition: Partition) -> None:
-        """Check that the dead-letter topic was not deleted and created again during the run.
-
-        The broker deletes ledgers once all their entries are acknowledged, and the last one only
-        when the topic is unloaded.
+    def _check_partitions(self) -> None:
+        """Check that the dead-letter topic has all partitions with ranges to move.
 
         Raises:
-            RedriveError: the topic has none of the ledgers from the start of the run.
+            RedriveError: it was created again with others, because a broker only adds partitions.
         """
-        held = self._backlog[partition.index].held
-        if held and held.isdisjoint(partition.held):
-            raise lookup.topic_lost(self._route.source, "none of its ledgers at the start")
+        if not {source_range.partition for source_range in self._waiting} <= self._backlog.keys():
+            raise lookup.topic_lost(self._route.source, sorted(self._backlog))
 
-    def _skip_gone(self) -> None:
-        """Record the ranges of partitions that no longer exist as acknowledged by others."""
-        removed = [waiting for waiting in self._waiting if waiting.partition not in self._backlog]
-        for source_range in removed:
-            to_move = self._to_move(source_range)
-            plan = self._plans[source_range].after(source_range, (), to_move, done=True)
-            self._ledger.write(plan_key(self._job.uid, source_range), plan.to_json())
-            self._waiting.remove(source_range)
+    def _check_not_recreated(self, partition: Partition) -> None:
+        """Check that the dead-letter topic was not deleted and created again since the plan.
+
+        The broker deletes ledgers once all their entries are acknowledged, and the last one only
+        when the topic is unloaded. A topic that was created again counts all entries of the plan as
+        acknowledged.
+
+        Raises:
+            RedriveError: the topic has none of the ledgers that it had when the run was planned.
+        """
+        held = self._held.get(partition.index)
+        if held and held.isdisjoint(partition.held):
+            raise lookup.topic_lost(self._route.source, "none of its ledgers at the plan")
 
     def _settle(self, task: RangeTask, result: RangeResult) -> None:
         """Record the result of a range, or of a part of it.
@@ -523,7 +525,7 @@ class Dispatch:
         readable again.
         """
         source_range, refused = task.range, result.refused
-        if result.gone and not task.tails:
+        if result.gone:
             try:
                 self._check_not_recreated(self._read_partition(source_range.partition))
             except RedriveError as error:

@@ -233,7 +233,8 @@ def _plan(
     target = broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination))
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
     began = {} if job.follow_for is None else _tails(job, backlog)
-    header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket, began)
+    held = {partition.index: partition.held for partition in backlog}
+    header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket, began, held)
     ledger.write(header_key(job.uid), header.to_json())
 
 

@@ -20,7 +20,7 @@ from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges
-from redrive.reading.positions import NOWHERE, EntryId, TargetPartition
+from redrive.reading.positions import NOWHERE, EntryId, Tail, TargetPartition
 from redrive.reading.ranges import (
     RANGE_ENTRIES,
     Acknowledged,
@@ -43,7 +43,7 @@ from redrive.replay.job.plan import (
 )
 from redrive.replay.ledger import Ledger
 from redrive.replay.outcome import RangeResult
-from redrive.replay.records import PERMIT, Permit, RangePlan, Records
+from redrive.replay.records import PERMIT, Header, Permit, RangePlan, RangeRecord, Records
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask, Route
 from tests.support.reasons import raises
@@ -63,6 +63,8 @@ class InMemory:
         self.records = Records()
         self.number, self.owned_since = 0, time.monotonic() - FENCED_SECONDS
         self.permits: list[Permit] = []
+        held = {index: partition(index).held for index in range(partitions)}
+        self.records.headers["uid"] = Header("shop/a", 0, held=held)
         self.records.plans["uid"] = {
             Range(index, index, number * RANGE_ENTRIES, (number + 1) * RANGE_ENTRIES - 1): (
                 RangePlan(1, 0b1, {}, ())
@@ -142,24 +144,22 @@ def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def partition(index: int) -> Partition:
-    return Partition(index, ((index, RANGES * RANGE_ENTRIES),), Acknowledged(NOWHERE))
+    entries = RANGES * RANGE_ENTRIES
+    return Partition(index, ((index, entries),), Acknowledged(NOWHERE), held=frozenset({index}))
 
 
-def run(  # noqa: PLR0913, PLR0917  one each
+def run(
     policy: Policy,
     engine: InStep,
     partitions: int,
     rate: float | None = None,
-    existing: int = 99,
     reporter: Silent | None = None,
 ) -> InMemory:
-    """Have *engine* move all ranges of *partitions*, of which so many are *existing*."""
+    """Have *engine* move all ranges of *partitions*."""
     ledger = InMemory(partitions)
-    resting = [partition(index) for index in range(min(existing, partitions))]
+    resting = [partition(index) for index in range(partitions)]
     dispatched(policy, engine, ledger, resting, reporter or Silent(), rate)
-    account = Account.of("uid", ledger.records)
-    assert account.moved == len(resting) * RANGES
-    assert account.skipped == (partitions - len(resting)) * RANGES
+    assert Account.of("uid", ledger.records).moved == partitions * RANGES
     return ledger
 
 
@@ -381,10 +381,39 @@ def test_each_lease_has_the_next_generation_of_its_range() -> None:
     assert {ledger.records.range(piece).generation for piece in engine.generations} == {2}
 
 
-def test_deleted_partitions_leave_nothing_to_move() -> None:
-    engine = InStep(slots=RANGES, beside=RANGES)
-    run(POLICY, engine, partitions=3, existing=1)
-    assert {piece.partition for piece in engine.moved} == {0}
+def test_missing_partitions_fail_the_run() -> None:
+    """A broker only adds partitions, so the dead-letter topic was created again."""
+    ledger, engine = InMemory(3), InStep(slots=1, beside=1)
+    with raises("DeadLetterTopicLost"):
+        dispatched(POLICY, engine, ledger, [partition(0)], Silent())
+    assert engine.moved == []
+    assert Account.of("uid", ledger.records).left == 3 * RANGES
+
+
+class FindsNothing(InStep):
+    """An engine whose tasks find all entries acknowledged by others."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        return replace(super().move(task), moved={}, gone=task.entries)
+
+
+@pytest.mark.parametrize("was_leased", [False, True])
+def test_topic_created_again_between_runs_skips_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    was_leased: bool,
+) -> None:
+    created_again = replace(partition(0), ledgers=(), held=frozenset({50}))
+    monkeypatch.setattr(broker, "read_partition", lambda *_: created_again)
+    ledger = InMemory(1)
+    if was_leased:  # by a driver that was killed
+        tails = {TargetPartition(POLICY.retry_topic, -1): Tail(NOWHERE, 1)}
+        for source_range in ledger.records.plans["uid"]:
+            ledger.records.ranges[source_range] = RangeRecord(1, leased=True, tails=tails)
+    with raises("DeadLetterTopicLost"):
+        dispatched(POLICY, FindsNothing(1, beside=1), ledger, [created_again], Silent())
+    account = Account.of("uid", ledger.records)
+    assert (account.skipped, account.left) == (0, RANGES)
 
 
 def test_task_knows_entries_acknowledged_before_its_lease(
