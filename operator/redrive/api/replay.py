@@ -485,8 +485,9 @@ class ReplaySpec(model.CheckedModel):
     `DiscardUnreadable`: selected entries that no client can read, such as chunks of a message whose
     producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
     and remain. `UnprovenHandled`: selected messages that an earlier run may have moved were
-    handled; they are acknowledged, not sent, and count as skipped. Without it they are refused as
-    `Unproven`, and remain. Defaults to none."""
+    handled; they are acknowledged, not sent, and count as skipped, with any `guarantee`. Without it
+    `ExactlyOnce` refuses them as `Unproven`, and they remain. A Replay of a RocketMQRetryPolicy
+    with any confirmation is Stalled. Defaults to none."""
 
     engine: Annotated[ReplayEngine, *model.one_of(ReplayEngine, "`engine`")] = ReplayEngine.AUTO
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.

@@ -376,7 +376,8 @@ class RangeMover:
     def _send_all(self, window: sending.Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
         """Send *entries*; return True if one came out of order, which the next attempt sends."""
         outcome, doubts = self._outcome, list[tuple[SentTo, int]]()
-        if self._route.exactly_once:  # messages may be stored where they cannot be searched
+        # Messages may be stored where they cannot be searched.
+        if self._route.exactly_once or self._task.settles_unproven:
             doubts = [*self._unproven.items(), *self._unseen.items()]
         late, newest = False, (-1, 0)
         for entry in entries:
@@ -469,8 +470,12 @@ class RangeMover:
 
         Stored messages that are not settled may be in the topic but in no backlog. So they are not
         searched for: they are refused as unproven with `ExactlyOnce`, and otherwise sent again.
-        Earlier messages of the range are settled.
+        Earlier messages of the range are settled. A Replay that settles unproven messages refuses
+        these, because its author has confirmed those of earlier runs only.
         """
+        if self._task.settles_unproven:
+            for key in self._outcome.doubts:
+                self._outcome.refuse(key, "Unproven")
         result = self.give_back()
         if not self._outcome.doubts:
             return replace(result, unsubscribed=True)

@@ -86,8 +86,9 @@ def test_task_knows_that_none_of_its_own_sends_is_stored(
     provisioned.check_audit()
 
 
+@pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])
 def test_message_perhaps_stored_and_trimmed_is_refused(
-    provision_policy: ProvisionPolicy,
+    provision_policy: ProvisionPolicy, guarantee: str
 ) -> None:
     provisioned = provision_policy()
     provisioned.bury_many(10)
@@ -102,7 +103,9 @@ def test_message_perhaps_stored_and_trimmed_is_refused(
 
     confirmed = {"policyRef": {"name": "orders"}, "confirmations": ["UnprovenHandled"]}
     choice = choice_of(ReplaySpec.model_validate(confirmed))
-    mounted = dataclasses.replace(job_of(provisioned), choice=choice).encode()
+    is_exact = guarantee == "ExactlyOnce"
+    job = dataclasses.replace(job_of(provisioned), choice=choice, exactly_once=is_exact)
+    mounted = job.encode()
     account = runs.run(ReplayJob.decode(mounted), Local(), Notes())
 
     assert (account.matched, account.skipped, account.refused, account.left) == (10, 10, 0, 0)

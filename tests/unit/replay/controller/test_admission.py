@@ -308,6 +308,7 @@ def test_job_of_rocketmq_has_cluster_and_topics(
         {"sending": "Batched"},
         {"followFor": "5m"},
         {"confirmations": ["Reconciled"]},
+        {"confirmations": ["UnprovenHandled"]},
         {"jobTemplate": {"executors": 2}},
         {"select": {"causes": ["a"]}},
     ],
