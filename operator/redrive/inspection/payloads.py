@@ -50,8 +50,13 @@ _WORD = re.compile(r"\w+")
 _LAST_WORD = re.compile(r"\w{3,}\Z")
 HIDDEN = "?"
 """Stands for data in a masked text."""
+_PLACEHOLDERS = {"null": "null", "oversized": "too large to be shown"}
+"""Texts of payloads without content, by their form."""
 _AVRO_SCHEMA = 4
 """Number of the type in a `Schema` of Pulsar's protocol."""
+
+
+Form = Literal["JSON", "Avro", "text", "bytes", "encrypted", "oversized", "null"]
 
 
 class NamedText(TypedDict):
@@ -73,7 +78,8 @@ class MessageRecord(ShownPayload):
 
     `key` is the ordering key, else the key, if keys are shown. Otherwise there is `keyHash`: equal
     keys have equal hashes within one output. `payload` is masked, text, or base64, as
-    `payloadEncoding` says; `payloadSize` counts bytes. `dueTime` is that of a message that waits
+    `payloadEncoding` says; `payloadSize` counts bytes. Content of more than 128 MiB is `oversized`,
+    with the size 0; a batch of that size is one message. `dueTime` is that of a message that waits
     for a retry.
     """
 
@@ -92,7 +98,7 @@ class MessageRecord(ShownPayload):
     consumer: str
     origin: str
     properties: list[NamedText]
-    payloadForm: Literal["JSON", "Avro", "text", "bytes", "encrypted", "null"]
+    payloadForm: Form
     payloadSize: int
 
 
@@ -143,12 +149,12 @@ class Payload:
     """A decoded payload.
 
     Attributes:
-        form: `JSON`, `Avro`, `text`, `bytes`, `encrypted`, or `null` where a message has none.
-        content: the stored bytes.
+        form: `null` where a message has none; `oversized` where its content is not read.
+        content: the stored bytes; none if they are not read.
         value: decoded, for JSON and Avro.
     """
 
-    form: Literal["JSON", "Avro", "text", "bytes", "encrypted", "null"]
+    form: Form
     content: bytes
     value: Any = None
 
@@ -159,8 +165,8 @@ class Payload:
 
     def masked(self, shown: ShownFields | None = None) -> str:
         """Return the structure of the payload, without any value but those of *shown*."""
-        if self.form == "null":
-            return "null"
+        if self.form in _PLACEHOLDERS:
+            return _PLACEHOLDERS[self.form]
         if self.form not in {"JSON", "Avro"}:
             return f"bytes({len(self.content)})"
         return _shortened(mask(self.value, shown=shown))
@@ -168,8 +174,8 @@ class Payload:
     @property
     def clear(self) -> str:
         """Return the payload as text: JSON, a text as it is, other bytes in base64."""
-        if self.form == "null":
-            return "null"
+        if self.form in _PLACEHOLDERS:
+            return _PLACEHOLDERS[self.form]
         if self.form in {"JSON", "text"}:
             return self.content.decode()
         if self.form == "Avro":
@@ -191,6 +197,7 @@ def decode_payload(
     schema: AvroSchema | None = None,
     *,
     encrypted: bool = False,
+    oversized: bool = False,
 ) -> Payload:
     """Decode the payload of a message.
 
@@ -199,9 +206,10 @@ def decode_payload(
         properties: of the message; those of one that can't be copied name the length of a prefix.
         schema: the writer's schema, where it is Avro.
         encrypted: True if only its readers can decrypt it.
+        oversized: True if it was not read for its size.
     """
-    if content is None:
-        return Payload("null", b"")
+    if oversized or content is None:
+        return Payload("oversized" if oversized else "null", b"")
     if encrypted:
         return Payload("encrypted", content)
     prefix = properties.get(PAYLOAD_PREFIX, "")

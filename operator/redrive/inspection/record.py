@@ -121,7 +121,10 @@ class Recorder:
         if self.reveals or not text:
             return text
         payload = payload or self._payload(row)
-        if payload.form == "encrypted" or len(payload.content) > payloads.MAX_DECODED:
+        if (
+            payload.form in {"encrypted", "oversized"}
+            or len(payload.content) > payloads.MAX_DECODED
+        ):
             return payloads.HIDDEN  # it may hold any of the words
         values = (value for _, value in _of_user(row.properties))
         return payloads.mask_text(
@@ -135,7 +138,9 @@ class Recorder:
 
     def _payload(self, row: DeadLetterRow) -> payloads.Payload:
         schema = self.schema(row.schema_version)
-        return payloads.decode_payload(row.value, row.properties, schema, encrypted=row.encrypted)
+        return payloads.decode_payload(
+            row.value, row.properties, schema, encrypted=row.encrypted, oversized=row.oversized
+        )
 
     def _shown(self, payload: payloads.Payload) -> payloads.ShownPayload:
         if not self.reveals:

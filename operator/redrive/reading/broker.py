@@ -33,8 +33,7 @@ from redrive.reading.entries import EntryReader, OnMalformed
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition
 from redrive.reading.session import ProtocolError, Session
-from redrive.reading.stored import MAX_CONTENT
-from redrive.reasons import Reason
+from redrive.reading.stored import MAX_READ_CONTENT
 
 WAIT_SECONDS = 300.0
 """Time for which a run waits for an unreachable broker, for example during a restart, or until
@@ -84,7 +83,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
         name: str,
         ahead: int,
         compacted: bool = False,
-        max_content: int = MAX_CONTENT,
+        max_content: int = MAX_READ_CONTENT,
     ) -> EntryReader:
         """Open a reader of one partition; see `EntryReader`.
 

@@ -25,7 +25,7 @@ from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges
 from redrive.reading.entries import EntryReader
 from redrive.reading.positions import EntryId
-from redrive.reading.stored import MAX_CONTENT, ReadMessage
+from redrive.reading.stored import MAX_READ_CONTENT, ReadMessage
 
 POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
@@ -60,7 +60,7 @@ class ReadableTopic(NamedTuple):
     read_through: Callable[[str, TopicName, str], EntryId | None] | None = broker.read_through
     open_seconds: float = broker.WAIT_SECONDS
     silence_seconds: float = SILENCE_SECONDS
-    max_content: int = MAX_CONTENT
+    max_content: int = MAX_READ_CONTENT
 
 
 class SourceSilentError(RedriveError):

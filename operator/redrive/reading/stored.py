@@ -35,6 +35,9 @@ from redrive.reading.positions import (
 
 MAX_CONTENT = 512 * 2**20
 """The most bytes of one message, decompressed or put together from chunks."""
+MAX_READ_CONTENT = 128 * 2**20
+"""Largest content of an entry that jobs, commands and tasks of Spark read, likewise. It bounds
+their memory: 5 MiB in a topic may be 1 GiB when it is decompressed."""
 MAX_CHUNKS = 100_000
 _MESSAGE_BYTES, _FIELD_BYTES = 1_024, 64
 """Upper bounds of the memory of a message in a batch, and of a field of its metadata, both without

@@ -25,7 +25,7 @@ from redrive.reading.ranges import Range
 from redrive.reading.reader import ReadableTopic
 from redrive.replay import ledger
 from redrive.replay.evidence import LedgerKey
-from redrive.replay.lookup import MAX_CONTENT, proven_source
+from redrive.replay.lookup import proven_source
 from redrive.replay.records import RangeRecord, Records
 
 EXAMPLES = 5
@@ -204,7 +204,7 @@ def audit(
 
         moved = moved_entries(records())
         for target in targets:
-            topic = ReadableTopic(client, admin_url, target, max_content=MAX_CONTENT)
+            topic = ReadableTopic(client, admin_url, target)
             for source in _sources(topic, key, on_read):
                 messages.add(source.partition, source.position)
         after = records()

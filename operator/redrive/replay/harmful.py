@@ -28,6 +28,7 @@ from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import entry_acknowledgement
+from redrive.reading.stored import MAX_CONTENT
 
 _KINDS = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.ConsumerType.Failover
 
@@ -59,7 +60,8 @@ def find(
     Raises:
         RedriveError: the topic cannot be read.
     """
-    readable = ReadableTopic(client, admin_url, topic)
+    # Content that is not decompressed could not be compared with its metadata.
+    readable = ReadableTopic(client, admin_url, topic, max_content=MAX_CONTENT)
     for partition in broker.waited(lambda: broker.read_partitions(admin_url, topic, subscription)):
         yield from _of_partition(readable, partition)
 

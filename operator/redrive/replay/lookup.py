@@ -29,10 +29,6 @@ from redrive.replay.evidence import LedgerKey
 from redrive.replay.outcome import RangeOutcome, StoredMessages
 from redrive.replay.records import SentTo
 
-MAX_CONTENT = 128 * 2**20
-"""Largest decompressed content of an entry that a Replay moves, in bytes. It bounds the memory of
-tasks: 5 MiB in a topic may be 1 GiB when it is decompressed."""
-
 _NOT_SENT = {
     "oversized": "ContentTooLarge",
     "encrypted": "Encrypted",
@@ -54,7 +50,7 @@ class MovableMessage(Protocol):
 
     @property
     def oversized(self) -> bool:
-        """Return True if its content is larger than `MAX_CONTENT`."""
+        """Return True if its content is larger than `stored.MAX_READ_CONTENT`."""
 
     @property
     def encrypted(self) -> bool:

@@ -298,9 +298,7 @@ class RangeMover:
             self._wait_until(self._begun - self._task.fenced_seconds + QUIET_SECONDS)
         stored = StoredMessages(self._task.replays)
         for topic in {place.topic for place in places}:
-            target = ReadableTopic(
-                self._client, self._route.admin_url, topic, max_content=lookup.MAX_CONTENT
-            )
+            target = ReadableTopic(self._client, self._route.admin_url, topic)
             tails = {place: self._tails[place] for place in places if place.topic == topic}
             lookup.find_in_target(stored, target, tails, self._task.range, self._key)
         self._outcome.resolve_doubts(stored)
@@ -431,9 +429,7 @@ class RangeMover:
                 del message  # before the next one is decompressed
             if not entries:
                 return
-        topic = ReadableTopic(
-            self._client, route.admin_url, route.source, max_content=lookup.MAX_CONTENT
-        )
+        topic = ReadableTopic(self._client, route.admin_url, route.source)
         messages = reader.read_entries(
             topic, task.range, entries, task.first_of(entries), task.ahead
         )

@@ -575,8 +575,6 @@ class TaskConnections:
         if len(pieces) < 2:  # noqa: PLR2004  a range alone is read for each attempt
             return
         route = self._route
-        topic = ReadableTopic(
-            self.client, route.admin_url, route.source, max_content=lookup.MAX_CONTENT
-        )
+        topic = ReadableTopic(self.client, route.admin_url, route.source)
         after = min(task.first_of(task.to_read) for task in tasks if task.to_read)
         yield from reader.read_ranges(topic, pieces, after, min(task.ahead for task in tasks))

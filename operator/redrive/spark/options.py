@@ -104,7 +104,9 @@ COLUMN_NAMES = (
     "__messageProperties",
 )  # fmt: skip
 """Default columns of a read."""
-MORE_COLUMN_NAMES = ("__partition", "__ledger", "__entry", "__batchIndex", "__encrypted")
+MORE_COLUMN_NAMES = (
+    "__partition", "__ledger", "__entry", "__batchIndex", "__encrypted", "__oversized",
+)  # fmt: skip
 """Columns that must be listed in `columns`."""
 
 _CONNECTION = (

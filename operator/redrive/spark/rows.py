@@ -32,17 +32,19 @@ from redrive.reading import reader, rows
 from redrive.reading.broker import UNPARTITIONED, ReplayRoleRefusedError
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
+from redrive.reading.stored import MAX_READ_CONTENT
 from redrive.spark.options import ReadOptions, WriteOptions, written_topic
 from redrive.spark.slices import DataLossError, Filters, Slice
 from redrive.spark.topics import TopicReader, failures
 
+_MEBIBYTES = MAX_READ_CONTENT // 2**20
 _END = 253_402_214_400_000
 """9999-12-31 in UTC, in milliseconds since 1970: the last time that Python has in each time
 zone."""
 
 
 COLUMNS: Mapping[str, tuple[str, Callable[[DeadLetterRow, TopicName], object]]] = MappingProxyType({
-    "value": ("BINARY", lambda row, _: row.value),
+    "value": ("BINARY", lambda row, _: None if row.oversized else row.value),
     "__key": ("BINARY", lambda row, _: None if row.key is None else row.key.encode()),
     "__topic": ("STRING", lambda _, topic: str(topic)),
     "__messageId": ("BINARY", lambda row, _: row.message_id.serialize()),
@@ -56,6 +58,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[DeadLetterRow, TopicName], object]]] 
     "__entry": ("BIGINT", lambda row, _: row.position.entry),
     "__batchIndex": ("INT", lambda row, _: row.position.batch_index),
     "__encrypted": ("BOOLEAN", lambda row, _: row.encrypted),
+    "__oversized": ("BOOLEAN", lambda row, _: row.oversized),
 })  # fmt: skip
 """Columns: the type in Spark, and the value of a message of a partition."""
 
@@ -88,7 +91,7 @@ def read_slice(piece: Slice, options: ReadOptions, filters: Filters) -> Iterator
 
     Raises:
         DataLossError: the broker deleted a part of it since the query was planned.
-        RedriveError: a message is encrypted, or the broker refuses the read.
+        RedriveError: a message is encrypted or too large, or the broker refuses the read.
         SourceSilentError: deliveries stop before the end.
     """
     messages = _messages(piece, options)
@@ -134,6 +137,14 @@ def _readable(row: DeadLetterRow, piece: Slice, options: ReadOptions) -> DeadLet
             got=":".join(map(str, row.position)),
             remedy="add __encrypted to the columns to read such messages as they are stored",
             reason="EncryptedMessage",
+        )
+    if row.oversized and "__oversized" not in options.columns:
+        raise RedriveError(
+            f"a message of {piece.topic}, or a batch, has more than {_MEBIBYTES} MiB when it is "
+            "decompressed, so its value is not read",
+            got=":".join(map(str, row.position)),
+            remedy="add __oversized to the columns to read each of these as one row without value",
+            reason="ContentTooLarge",
         )
     return row
 

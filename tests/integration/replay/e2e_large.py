@@ -20,8 +20,8 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
-from redrive.reading import ranges
-from redrive.replay import lookup, sending
+from redrive.reading import ranges, stored
+from redrive.replay import sending
 from redrive.replay.job import run as runs
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
@@ -99,7 +99,7 @@ def test_compressed_and_cut_messages_arrive_whole(provision_policy: ProvisionPol
 
 def test_content_above_the_limit_is_refused(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
-    bury(provisioned, b"small", bytes(lookup.MAX_CONTENT + 1))
+    bury(provisioned, b"small", bytes(stored.MAX_READ_CONTENT + 1))
 
     account = replay(provisioned)
 

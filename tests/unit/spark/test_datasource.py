@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +32,8 @@ from redrive.auth.files import SourceCredentials, source_credentials
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
-from redrive.reading.positions import Position
+from redrive.reading.positions import EntryId, Position
+from redrive.reading.ranges import Span
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace
 from redrive.spark import options
@@ -45,7 +47,11 @@ from redrive.spark.options import (
     TRUSTED,
     authentication_of_options,
 )
-from redrive.spark.rows import COLUMNS, messages_of_batch, to_batch
+from redrive.spark.rows import COLUMNS, messages_of_batch, read_slice, to_batch
+from redrive.spark.slices import Filters, Slice
+from redrive.spark.topics import TopicReader
+from tests.support.entry_readers import LEDGER, StoredEntries, oversized
+from tests.support.raw_entries import RawEntry
 from tests.support.reasons import raises
 
 READ = {"service.url": "pulsar://p:6650", "topic": "orders", "columns": "value"}
@@ -148,6 +154,25 @@ def test_columns_have_the_types_of_spark() -> None:
         assert batch.num_rows == 2
     empty = to_batch([ROW._replace(unreadable=True)], ["__messageProperties"], ORDERS)
     assert empty.to_pylist() == [{"__messageProperties": None}]
+
+
+@pytest.mark.parametrize("columns", ["value,__entry", "value,__entry,__oversized"])
+def test_oversized_message_needs_its_column(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    stored = StoredEntries(RawEntry(b"", b"small"), oversized("a", "1"))
+    monkeypatch.setattr(TopicReader, "client", lambda _: nullcontext(stored))
+    ends = Position(LEDGER, 0, -1), Position(LEDGER, 1, 0)
+    piece = Slice(ORDERS, -1, EntryId(LEDGER, -1), *ends, (Span(LEDGER, 0, 1),), 1.0)
+    read = options.read_options({**READ, "columns": columns}, BATCH_OPTIONS)
+    batches = read_slice(piece, read, Filters())
+    if "__oversized" in columns:
+        (batch,) = batches
+        assert batch.to_pylist() == [
+            {"value": b"small", "__entry": 0, "__oversized": False},
+            {"value": None, "__entry": 1, "__oversized": True},
+        ]
+    else:
+        with raises("ContentTooLarge", match=f"got '{LEDGER}:1:0'; add __oversized"):
+            list(batches)
 
 
 @given(

@@ -35,7 +35,7 @@ DRIVER_MEMORY: Final = 256 * 2**20
 """Memory of the driver in a pod, in bytes."""
 LEAST_MEMORY: Final = 384 * 2**20
 """Minimum memory of a child, in bytes, which limits the number of children. A plan of entries with
-`lookup.MAX_CONTENT` needs up to 344 MiB."""
+`stored.MAX_READ_CONTENT` needs up to 344 MiB."""
 _END_SECONDS = 10.0
 
 _Task = TypeVar("_Task")

@@ -39,7 +39,7 @@ from redrive.replay.account import (
     shown_causes,
 )
 from redrive.replay.job.scanned import ScannedMessage, StoredMessage
-from redrive.replay.lookup import MAX_CONTENT, by_entry, refusal, schema_refusals
+from redrive.replay.lookup import by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan, RefusedEntry
 from redrive.replay.spec import (
@@ -169,7 +169,7 @@ class Scan:
 
     def readable(self, client: broker.ReadingClient) -> ReadableTopic:
         """Return the topic, as read by *client*."""
-        return ReadableTopic(client, self.admin_url, self.topic, max_content=MAX_CONTENT)
+        return ReadableTopic(client, self.admin_url, self.topic)
 
 
 def grouped(scans: Sequence[Scan], slots: int) -> Iterator[Sequence[Scan]]:

@@ -25,7 +25,7 @@ from redrive.reading import bitmap, broker
 from redrive.reading.positions import NOWHERE, EntryId, Position
 from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece, Range
 from redrive.reading.rows import DeadLetterRow
-from redrive.reading.stored import MessagePlace, ReadMessage, StoredEntry
+from redrive.reading.stored import MAX_READ_CONTENT, MessagePlace, ReadMessage, StoredEntry
 from redrive.replay import account
 from redrive.replay.account import Account, CauseFigures, Leaders
 from redrive.replay.job import plan, run
@@ -646,8 +646,8 @@ def test_scan_error_is_raised_unchanged() -> None:
 class CompressedEntries:
     """In the place of a client and its reader: entries that are decompressed one by one."""
 
-    def __init__(self, content: bytes, count: int) -> None:
-        fields = numbers(compression=3, uncompressed=len(content))
+    def __init__(self, content: bytes, count: int, size: int | None = None) -> None:
+        fields = numbers(compression=3, uncompressed=len(content) if size is None else size)
         stored = pa.Codec("zstd").compress(content, asbytes=True)
         self._entry, self._count, self._read = bytes_of(RawEntry(fields, stored)), count, 0
         self._max_content = 0
@@ -690,10 +690,10 @@ def test_plan_holds_one_decompressed_message_at_a_time() -> None:
     assert len(content) < peak < 1.5 * len(content)
 
 
-def test_plan_refuses_content_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MAX_CONTENT", 1_000)
-    assert CompressedEntries(bytes(1_000), 2).plan().refused == {}
-    assert CompressedEntries(bytes(1_001), 2).plan().refused == {"ContentTooLarge": 2}
+def test_plan_refuses_content_above_its_limit() -> None:
+    assert CompressedEntries(b"small", 2).plan().refused == {}
+    large = CompressedEntries(b"", 2, size=MAX_READ_CONTENT + 1)
+    assert large.plan().refused == {"ContentTooLarge": 2}
 
 
 def test_error_of_a_task_keeps_its_reason_in_another_process() -> None:
