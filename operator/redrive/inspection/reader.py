@@ -10,6 +10,7 @@ time. `inspection.rocketmq` reads topics of RocketMQ.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -102,7 +103,8 @@ class MessageReading(ABC):
             on_read: called after each message, selected or not; its error ends the reading.
 
         Raises:
-            RedriveError: the broker refuses, or stops delivering before the end.
+            RedriveError: the broker refuses, or stops delivering before the end, as behind an open
+                transaction.
         """
 
 
@@ -207,9 +209,13 @@ class TopicReading(MessageReading):
         topic = self.topic
         with broker.connect(topic.service_url, topic.credentials) as client:
             readable = ReadableTopic(
-                client, topic.admin_url, topic.name, read_through=None,
-                open_seconds=OPEN_SECONDS, silence_seconds=SILENCE_SECONDS,
-            )  # fmt: skip
+                client,
+                topic.admin_url,
+                topic.name,
+                functools.partial(broker.read_through, shown=topic.credentials),
+                open_seconds=OPEN_SECONDS,
+                silence_seconds=SILENCE_SECONDS,
+            )
             for partition, piece in self.pieces:
                 for row in self._of_piece(readable, partition, piece):
                     on_read()

@@ -308,17 +308,21 @@ def read_partition(
     return Partition.from_stats(index, stats, subscription)
 
 
-def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
+def read_through(
+    admin_url: str, topic: TopicName, reader: str, shown: BrokerCredentials | None = None
+) -> EntryId | None:
     """Return the last entry that the broker has read for a reader; None for an unknown reader.
 
     Args:
+        admin_url: of the broker.
         topic: a partition, or an unpartitioned topic.
         reader: prefix of its name. Of several connections the least advanced counts.
+        shown: credentials; those of the job by default.
 
     Raises:
         AdminError: the broker refuses.
     """
-    return served(_asked(admin_url, lambda admin: admin.internal_stats(topic)), reader)
+    return served(_asked(admin_url, lambda admin: admin.internal_stats(topic), shown), reader)
 
 
 def served(stats: Mapping[str, Any], reader: str) -> EntryId | None:

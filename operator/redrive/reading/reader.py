@@ -74,7 +74,7 @@ def transaction_open(topic: TopicName) -> RedriveError:
     return RedriveError(
         f"a transaction is open in {topic}, and until it ends the broker delivers no message "
         "after its first one",
-        remedy="commit or abort it, or wait for its time-out; then create another Replay, which "
+        remedy="commit or abort it, or wait for its time-out, and start again; another Replay "
         "continues after the moved messages",
         reason="TransactionOpen",
     )

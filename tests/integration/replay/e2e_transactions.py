@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
+from redrive.inspection.reader import InspectedTopic
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import encode_number
 from redrive.replay.job import run as runs
+from redrive.replay.spec import Choice
 from sandbox.pulsar import Broker
 from tests.support.engines import Local
 from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
@@ -57,3 +60,26 @@ def test_open_transaction_ends_a_replay_with_its_topic(
     assert time.monotonic() - begun < 60
     assert failure.value.reason == "TransactionOpen"
     assert topic.local in str(failure.value)
+
+
+def test_open_transaction_ends_an_inspection(provision_policy: ProvisionPolicy) -> None:
+    """It would otherwise show the messages before the transaction as all there are."""
+    provisioned = provision_policy()
+    broker, policy = provisioned.broker, provisioned.policy
+    provisioned.bury(1)
+    send_within_transaction(broker, policy.dead_letter_topic)
+    provisioned.bury(2)
+    topic = InspectedTopic(
+        policy.dead_letter_topic,
+        policy.dead_letter_subscription,
+        broker.service_url,
+        broker.admin_url,
+        job_credentials(),
+    )
+    reading = topic.plan(Choice())
+
+    with pytest.raises(RedriveError, match="transaction is open") as failure:
+        list(reading.selected(list))
+
+    assert failure.value.reason == "TransactionOpen"
+    assert (reading.total, reading.messages) == (4, 1)

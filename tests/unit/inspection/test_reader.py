@@ -67,3 +67,12 @@ def test_oversized_message_hides_the_text_of_its_cause(monkeypatch: pytest.Monke
     stored = StoredEntries(oversized(CAUSE_MESSAGE, "no customer Ann"))
     (row,) = planned(monkeypatch, stored, count=1, sent=0).selected(list)
     assert Recorder(lambda _: None)(row)["causeMessage"] == HIDDEN
+
+
+def test_reading_behind_an_open_transaction_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker delivers nothing after its first message, and the client reports no more."""
+    stored = StoredEntries(RawEntry(b"", b"before"))
+    rows = planned(monkeypatch, stored, count=3, sent=0).selected(list)
+    assert next(rows).value == b"before"
+    with raises("TransactionOpen", match=TOPIC.local):
+        list(rows)
