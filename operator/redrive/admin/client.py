@@ -40,11 +40,7 @@ from redrive.admin.http import (
     subscription_path,
     topic_path,
 )
-from redrive.admin.internal_stats import (
-    BrokerSettings,
-    acknowledged_behind,
-    read_internal_stats,
-)
+from redrive.admin.internal_stats import BrokerSettings, acknowledged_behind, read_internal_stats
 from redrive.admin.policies import LIMITS, KeepsBacklog, Quotas, TopicPolicy, Write
 from redrive.policy.naming import TopicName
 
@@ -52,7 +48,6 @@ T = TypeVar("T")
 Read = Callable[[Any], T]
 Parser = Callable[[Mapping[str, Any]], T]
 """Parses statistics of one partition, or of a topic without partitions."""
-
 
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
@@ -82,6 +77,9 @@ class Admin:
         credentials: credentials of the role.
         breaker: fails calls at once while the broker does not answer; None allows all.
         namespace: namespace of the connection, which has a share of all calls.
+
+    Attributes:
+        settings: those that `read_settings` returned last; its connection's reconcile calls it.
     """
 
     def __init__(
@@ -100,6 +98,7 @@ class Admin:
         self._slots = CallSlots(CALLS_AT_A_TIME, namespace)
         self._version = CachedRead(self._read_version)
         self._configuration = CachedRead(self._read_configuration)
+        self.settings = BrokerSettings()
         self._tenants = CachedReads(self._namespaces_of)
         self._namespaces = CachedReads(self._read_namespace)
         self._grantings: dict[str, Granting] = {}
@@ -469,7 +468,7 @@ class Admin:
         except (AdminForbiddenError, AdminNotFoundError, UnsupportedError):
             return ()
 
-    async def settings(self) -> BrokerSettings:
+    async def read_settings(self) -> BrokerSettings:
         """Return the settings of the broker; read once an hour.
 
         They come from the configuration, which a super-user may read, else from the defaults of the
@@ -478,7 +477,8 @@ class Admin:
         Raises:
             AdminError: the broker does not answer, or rejects the credentials.
         """
-        return await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        self.settings = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return self.settings
 
     async def quotas_in_force(self, topic: TopicName, *, max_age: float = 0.0) -> Quotas:
         """Return the backlog quotas of a topic: its own, its namespace's or the broker's default.
@@ -489,7 +489,8 @@ class Admin:
         """
         own = await self.topic_policy(topic, KeepsBacklog())
         around = await self.namespace(topic.namespace_name, max_age=max_age)
-        return {**(await self.settings()).quotas, **around.backlog_quotas, **(own or {})}
+        defaults = (await self.read_settings()).quotas
+        return {**defaults, **around.backlog_quotas, **(own or {})}
 
     async def subscription_types(self, topic: TopicName) -> frozenset[str]:
         """Return the subscription types that *topic* itself allows; empty if it sets none."""
@@ -503,8 +504,8 @@ class Admin:
         does = f"read {setting} of {topic}"
         own = await self._get(does, path, model.read_limit)
         around = await self.namespace(topic.namespace_name, max_age=max_age)
-        settings = await self.settings()
-        in_force = own if own is not None else {**settings.limits, **around.limits}[setting]
+        defaults = (await self.read_settings()).limits
+        in_force = own if own is not None else {**defaults, **around.limits}[setting]
         return max(0, in_force)
 
     async def _read_configuration(self) -> BrokerSettings:

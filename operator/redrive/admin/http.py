@@ -586,6 +586,11 @@ def transport_failure(error: Exception) -> str:
     return (isinstance(error, TimeoutError) and str(error)) or type(error).__name__
 
 
+def without_request(error: BaseException) -> BaseException | str:
+    """Return *error*, or its kind if it shows the headers of a request, such as a password."""
+    return transport_failure(error) if isinstance(error, aiohttp.ClientError) else error
+
+
 def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> AdminError:
     return AdminError(
         f"the certificate of {url} is not trusted",

@@ -25,14 +25,13 @@ from functools import partial
 from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-import aiohttp
 import kopf
 from prometheus_client import Info, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from redrive import __version__
 from redrive.admin.guards import Fence
-from redrive.admin.http import transport_failure
+from redrive.admin.http import without_request
 from redrive.admin.proxies import proxy_for
 from redrive.api import LauncherName
 from redrive.errors import NOTHING, RedriveError
@@ -220,12 +219,9 @@ async def serve(
             )
             failure = await _supervise(watches, outdated, ending)
     if not outdated.is_set():
-        got: object = failure or NOTHING
-        if isinstance(failure, aiohttp.ClientError):  # its parts include the headers of a request
-            got = transport_failure(failure)
         raise RedriveError(
             f"the watches of the Kubernetes API ended{'' if failure else ', see the log of kopf'}",
-            got=got,
+            got=NOTHING if failure is None else without_request(failure),
             remedy="no action needed: this operator exits, and its container is started again",
             reason="WatchesEnded",
         )

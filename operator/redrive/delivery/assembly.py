@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, TypedDict
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, identity, to_seconds
+from redrive.delivery.concurrency import (
+    CLOSE_TIMEOUT,
+    Deadline,
+    all_within,
+    identity,
+    log_of,
+    to_seconds,
+)
 from redrive.delivery.connection import MAX_PENDING_CHUNKED, PREFETCH, ClientConnection
 from redrive.delivery.decisions import Attempts, Decisions
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware

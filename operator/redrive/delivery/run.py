@@ -34,7 +34,7 @@ from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
 from redrive.policy.values import check_count, check_instance
-from redrive.policy.verdict import Done, HandlerTimeoutError, is_a
+from redrive.policy.verdict import Done, HandlerTimeoutError, NotDoneError, is_a
 
 
 def out_of_time(timeout: timedelta) -> HandlerTimeoutError:

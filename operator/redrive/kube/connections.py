@@ -82,6 +82,7 @@ class Connection:
                     got=tenant,
                     remedy="create it, or remove the pattern",
                 )
+        await self.admin.read_settings()  # for its policies
         return await self.admin.version()
 
 

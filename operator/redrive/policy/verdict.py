@@ -22,7 +22,13 @@ from typing import Any, TypeGuard, TypeVar
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError, RedriveError
 from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
-from redrive.policy.values import Converted, check_instance, reads_directly, to_timedelta
+from redrive.policy.values import (
+    Converted,
+    check_instance,
+    is_function,
+    reads_directly,
+    to_timedelta,
+)
 
 
 class HandlerTimeoutError(RedriveError, TimeoutError):

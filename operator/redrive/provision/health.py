@@ -299,7 +299,7 @@ class Health:
 
         The number takes another call, so it is read only if the number of ranges is not sufficient.
         """
-        persistence = (await admin.settings()).persistence
+        persistence = (await admin.read_settings()).persistence
         own = retry.get(policy.subscription)
         most = self._limits.ack_share * persistence.limit
         if own is None or not persistence.whole_ledgers or not 0 < own.ack_holes < most:

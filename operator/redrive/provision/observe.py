@@ -82,7 +82,7 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
         unused=await _unused(desired.unused, namespace, admin),
         namespace=namespace,
         inherited=inherited_policies(namespace),
-        settings=await admin.settings(),
+        settings=admin.settings,
     )
 
 

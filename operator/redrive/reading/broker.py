@@ -34,6 +34,7 @@ from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition
 from redrive.reading.session import ProtocolError, Session
 from redrive.reading.stored import MAX_READ_CONTENT
+from redrive.reasons import Reason
 
 WAIT_SECONDS = 300.0
 """Time for which a run waits for an unreachable broker, for example during a restart, or until

@@ -335,7 +335,7 @@ async def test_a_topic_of_plain_bytes_has_no_schema(world: World) -> None:
 
 
 async def test_settings_are_those_of_the_configuration(world: World) -> None:
-    settings = await world.client(SUPERUSER).settings()
+    settings = await world.client(SUPERUSER).read_settings()
     types = {"Exclusive", "Failover", "Key_Shared", "Shared"}
     assert (settings.subscription_types, settings.requires_encryption) == (types, False)
     call = Call("read the configuration", "GET", "brokers/configuration/runtime")
@@ -345,7 +345,7 @@ async def test_settings_are_those_of_the_configuration(world: World) -> None:
 
 
 async def test_settings_are_unknown_to_other_roles(world: World) -> None:
-    settings = await world.admin.settings()
+    settings = await world.admin.read_settings()
     assert (settings.subscription_types, settings.requires_encryption) == (NOTHING, False)
 
 

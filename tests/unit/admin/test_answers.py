@@ -151,7 +151,7 @@ READS: dict[str, Read] = {
         lambda a: a.has_open_transaction(TOPIC), PART | {"ongoingTxnCount": 1}
     ),
     "internal stats": Read(lambda a: a.internal_stats(TOPIC), INTERNAL, _use_partition),
-    "settings": Read(lambda a: a.settings(), SETTINGS),
+    "settings": Read(lambda a: a.read_settings(), SETTINGS),
     "clusters": Read(lambda a: a.clusters(), ["a"]),
     "tenant": Read(lambda a: a.tenant_exists("t"), ["t/n"]),
     "topics": Read(lambda a: a.topics("t/n"), [f"{TOPIC}"], others={}),

@@ -238,7 +238,7 @@ async def test_unreadable_status_at_start_is_written_again(policy: MakeBody, sin
 
 
 PACKAGE = f"{Path(redrive.__path__[0])}/"
-BOUNDS = {"files": 38, "functions": 155, "pairs of files": 100}
+BOUNDS = {"files": 37, "functions": 150, "pairs of files": 97}
 """The last measurement. A change that lowers a figure lowers its bound."""
 
 

@@ -158,7 +158,7 @@ class Cluster:
         """Combine those of all levels, as the client does."""
         return await Admin.quotas_in_force(cast("Admin", self), topic, max_age=max_age)
 
-    async def settings(self) -> BrokerSettings:
+    async def read_settings(self) -> BrokerSettings:
         """Answer as an old broker does, with its quotas."""
         limit = self.of_broker
         quotas: Quotas = {} if limit is None else {BY_SIZE: {"limitSize": limit}}

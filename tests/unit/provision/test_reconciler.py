@@ -103,12 +103,17 @@ async def test_settled_reconcile_takes_no_more_calls_than_planned(
 async def test_settings_of_the_broker_are_warned_about(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    broker, look = serving(connection, policy())
+    broker, admin = broker_of_shop("orders")
     broker.settings = {
         "subscriptionTypesEnabled": "[Key_Shared, Shared]",
         "encryptionRequireOnProducer": "true",
     }
-    reasons = {caution.reason for caution in (await look()).warnings}
+    await admin.read_settings()  # as the reconcile of its connection does
+    body = policy()
+    ctx = make_world(admin, connection, body)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    warnings = (await converge(resolve(body, ctx), body, ctx, conflicts)).warnings
+    reasons = {caution.reason for caution in warnings}
     assert reasons >= {"SubscriptionTypeNotAllowed", "EncryptionRequired"}
 
 

@@ -320,7 +320,7 @@ WRONG_OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=str)
+@pytest.mark.parametrize("options", WRONG_OPTIONS, ids=lambda options: next(iter(options)))
 def test_option_of_another_type_is_refused_in_memory_too(options: dict[str, Any]) -> None:
     (name,) = options
     makers: list[Callable[..., object]] = [

@@ -33,7 +33,7 @@ from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError, class_name
 from redrive.messages import NotSentError, message_id_text
 from redrive.policy.model import OUTAGE, OutageLimits, Policy
-from redrive.policy.values import check_instance
+from redrive.policy.values import check_instance, is_function, text_of
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater, is_a
 
 MAX_HELD = 1_000
