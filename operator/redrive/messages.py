@@ -153,13 +153,13 @@ def raw_properties(message: pulsar.Message) -> dict[bytes, bytes]:
     The client decodes them as UTF-8 with Python's error handler `strict`. During this call, and in
     this thread only, that handler keeps bytes that are not text.
     """
-    strict, lossless = codecs.lookup_error("strict"), codecs.lookup_error("surrogateescape")
-    here = threading.get_ident()
+    lossless, here = codecs.lookup_error("surrogateescape"), threading.get_ident()
 
     def keep(error: UnicodeError) -> tuple[str | bytes, int]:
         return (lossless if threading.get_ident() == here else strict)(error)
 
     with _reading_raw:
+        strict = codecs.lookup_error("strict")  # within the lock: else that of another thread
         codecs.register_error("strict", keep)
         try:
             texts: dict[str, str] = message.properties()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import threading
 from base64 import b64decode
@@ -221,6 +222,32 @@ def test_other_threads_decode_strictly_while_properties_are_read() -> None:
     assert size(cast("pulsar.Message", message)) == len(b"tenant" + NO_TEXT)
     with pytest.raises(UnicodeDecodeError):
         NO_TEXT.decode()
+
+
+def test_threads_that_read_raw_properties_leave_the_decoder_as_it_was() -> None:
+    strict = codecs.lookup_error("strict")
+
+    class Waiting(InMemoryMessage):
+        """A message whose properties another thread asks for, too."""
+
+        def properties(self) -> dict[str, str]:
+            if not threads:
+                other = threading.Thread(target=raw_properties, args=(self,))
+                threads.append(other)
+                other.start()
+                other.join(0.2)  # it waits for this call
+            return {}
+
+    threads: list[threading.Thread] = []
+    message = Waiting(
+        POLICY.topic, pulsar.MessageId(-1, 0, 0), b"", datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    try:
+        raw_properties(cast("pulsar.Message", message))
+        threads[0].join()
+        assert codecs.lookup_error("strict") is strict
+    finally:
+        codecs.register_error("strict", strict)
 
 
 @dataclass(frozen=True)

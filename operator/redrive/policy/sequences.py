@@ -15,6 +15,11 @@ from typing import NamedTuple
 MAX_ENTRIES = 100_000
 """Maximum dead letters of a policy. Further failed messages wait in their consumers."""
 
+_MAX_APPLIED = 2 * MAX_ENTRIES
+"""Maximum records that are kept. Consumers that write at the same time exceed `MAX_ENTRIES` a
+little; a role that exceeds it by more would fill their memory."""
+_MAX_NUMBER = 2**53
+
 _NAME = re.compile(r"[0-9a-f]{32}/.{1,128}")
 
 
@@ -51,11 +56,13 @@ class Sequences:
         return len(self._entries)
 
     def apply(self, name: str, content: bytes) -> None:
-        """Apply a record; an invalid one is ignored."""
+        """Apply a record; an invalid one is ignored, and one beyond `_MAX_APPLIED`."""
         entry = _decode(content)
         if not _NAME.fullmatch(name) or (content and entry is None):
             return
         key, first_id = name.split("/", 1)
+        if self._count >= _MAX_APPLIED and first_id not in self._entries.get(key, {}):
+            return
         entries = self._entries.setdefault(key, {})
         if entry is None:
             self._count -= entries.pop(first_id, None) is not None
@@ -107,4 +114,7 @@ def _decode(content: bytes) -> Entry | None:
         place, replays = json.loads(content)
     except (ValueError, TypeError, RecursionError):
         return None
-    return Entry(place, replays) if type(place) is int and type(replays) is int else None
+    if type(place) is not int or type(replays) is not int:
+        return None
+    is_possible = 0 < place < _MAX_NUMBER and 0 <= replays < _MAX_NUMBER
+    return Entry(place, replays) if is_possible else None

@@ -18,6 +18,7 @@ from redrive.delivery.concurrency import Deadline
 from redrive.delivery.middleware import sequencing
 from redrive.delivery.middleware.sequencing import SequenceTopic
 from redrive.messages import NotSentError
+from redrive.policy import sequences as sequences_module
 from redrive.policy.envelope import for_replay
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
@@ -200,12 +201,27 @@ def test_dead_letter_that_fails_again_keeps_its_place() -> None:
     ("name", "content"),
     [("", b"[1, 0]"), ("k/1:0:-1", b"[1, 0]"), (record_name("k", "1"), b"{}"),
      pytest.param(record_name("k", "1"), b"[" * 100_000, id="deep list"),
-     (record_name("k", "1"), b"\xff"), (record_name("k", "1"), b'["1", 0]')],
+     (record_name("k", "1"), b"\xff"), (record_name("k", "1"), b'["1", 0]'),
+     pytest.param(record_name("k", "1"), b"[%s, 0]" % (b"9" * 4_300), id="long place"),
+     (record_name("k", "1"), b"[0, 0]"), (record_name("k", "1"), b"[1, -1]")],
 )  # fmt: skip
 def test_invalid_sequence_record_is_ignored(name: str, content: bytes) -> None:
     sequences = Sequences()
     sequences.apply(name, content)
     assert len(sequences) == 0
+
+
+def test_records_of_a_flood_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences_module, "_MAX_APPLIED", 2)
+    sequences = Sequences()
+    for origin in ("1", "2", "3"):
+        sequences.apply(record_name("k", origin), b"[1, 0]")
+    assert [sequences.find("k", origin) is None for origin in ("1", "2", "3")] == [0, 0, 1]
+    sequences.apply(record_name("k", "1"), b"[1, 1]")
+    sequences.apply(record_name("k", "2"), b"")
+    sequences.apply(record_name("k", "3"), b"[3, 0]")
+    assert sequences.find("k", "1") == Entry(1, 1)
+    assert sequences.find("k", "3") == Entry(3, 0)
 
 
 def test_sequence_record_does_not_contain_the_key() -> None:
