@@ -232,7 +232,7 @@ def print_causes(
 ) -> None:
     """Print the document *shown*, or its items as a table with *notes*."""
     if request.output in FORMATS:
-        names = [item["fingerprint"] or clean(item["cause"]) for item in items]
+        names = [item["fingerprint"] or clean(item["cause"]) or NONE_RECORDED for item in items]
         print_document(shown, request.output, names)
         return
     _print_table(request, _CAUSE_COLUMNS, items, list(map(_cause_row, items)), notes)
@@ -283,7 +283,8 @@ def _count_by_replay(request: InspectionRequest) -> None:
     if request.output in FORMATS:
         figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
         shown = document("PlannedCauseList", items, replay=plan["metadata"]["name"], **figures)
-        print_document(shown, request.output, [item["cause"] for item in items])
+        names = [clean(item["cause"]) or NONE_RECORDED for item in items]
+        print_document(shown, request.output, names)
         return
     notes = _plan_summary(request, plan, counts)
     _print_table(request, _PLANNED_COLUMNS, items, list(map(_planned_row, items)), notes)

@@ -20,7 +20,7 @@ from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replay import object_of
 from redrive.cli.replays import Start, is_plan, phase_of, run_of, wait_of
 from redrive.errors import RedriveError
-from redrive.inspection.payloads import OTHERS, CauseCount
+from redrive.inspection.payloads import NONE_RECORDED, OTHERS, CauseCount
 from redrive.inspection.sealing import Recipient
 from redrive.kube.resources import INSPECTIONS, POLICIES, REPLAYS
 from redrive.replay.spec import FOLLOWER
@@ -154,7 +154,7 @@ def extent_of(inspection: Body) -> dict[str, object]:
 
 def one_of(request: InspectionRequest, counts: Iterable[PlannedCause | CauseCount]) -> str:
     """Return the command that shows a message of the first cause that can be selected."""
-    causes = (count["fingerprint"] or count["cause"] for count in counts)
+    causes = (count["fingerprint"] or count["cause"] or NONE_RECORDED for count in counts)
     selectable = (c for c in causes if c == clean(c) and c not in {FOLLOWER.cause, OTHERS})
     cause = next((["--cause", cause] for cause in selectable), [])
     reads_all = ["--all"] if request.reads_all or "where" in request.select else []

@@ -46,7 +46,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     add("--identity", default=f"{socket.gethostname()}-{secrets.token_hex(4)}", metavar="NAME",
         help="holder of the Lease: a unique name, such as that of the pod "
         "(default: the host's name and a random suffix)")
-    add("--namespace", action="append", default=[], metavar="NS",
+    add("--namespace", action="append", default=[], type=_namespace, metavar="NS",
         help="serve this Kubernetes namespace; may be repeated (default: all namespaces)")
     add("--replay-template", type=_key, metavar="NAMESPACE/NAME",
         help="PodTemplate whose container has the image of replay jobs: Spark, and "
@@ -87,6 +87,17 @@ def parser(program: str) -> argparse.ArgumentParser:
         "(default: %(default)s)")
     # fmt: on
     return parser
+
+
+def _namespace(text: str) -> str:
+    """Return the name of a namespace; an empty one would stand for all namespaces.
+
+    Raises:
+        ArgumentTypeError: it is empty; argparse prints the message.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; leave it out to serve all namespaces")
+    return text
 
 
 def _key(text: str) -> Key:

@@ -145,12 +145,12 @@ def status(  # noqa: PLR0913  the options of the command
     if refresh and policy is None:
         raise click.UsageError("--refresh is for one policy; name it")
     cluster = Cluster(flags)
-    scope = cluster.namespace if policy else cluster.scope
+    scope = cluster.scope if policy is None else cluster.namespace
     view = View(cluster, flags, policy, output, shows_all=shows_all)
     bodies = (
-        [cluster.get(resources.POLICIES, cluster.namespace, policy)]
-        if policy
-        else cluster.list(resources.POLICIES, scope, labels=selector)
+        cluster.list(resources.POLICIES, scope, labels=selector)
+        if policy is None
+        else [cluster.get(resources.POLICIES, cluster.namespace, policy)]
     )
     if refresh:
         bodies = list(map(partial(refreshed, cluster), bodies))

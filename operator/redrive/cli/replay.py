@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -55,6 +55,7 @@ from redrive.cli.replays import (
     run_of,
 )
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.inspection.payloads import NONE_RECORDED
 from redrive.kube.resources import (
     POLICIES,
     POLICY_KINDS,
@@ -137,13 +138,41 @@ def selection_options(
     return function
 
 
+def _ids_of(file: TextIO | None) -> list[str]:
+    """Read the ids of `--ids-from`.
+
+    Raises:
+        UsageError: the file has none.
+    """
+    if file is None:
+        return []
+    ids = [*filter(None, map(str.strip, file))]
+    if not ids:  # other options alone would select other messages
+        raise click.UsageError(
+            "the file of --ids-from has no id; check the command that wrote it, or leave it out"
+        )
+    return ids
+
+
 def selected(options: dict[str, Any]) -> Body:
-    """Take the options of `selection_options` but `--all`; return `spec.select`."""
-    lines = options.pop("ids_from")
+    """Take the options of `selection_options` but `--all`; return `spec.select`.
+
+    Raises:
+        UsageError: an option is empty, such as one from an unset variable of a shell.
+    """
     causes: Sequence[str] = options.pop("causes")
-    ids = [*options.pop("ids"), *(filter(None, map(str.strip, lines or ())))]
+    ids = [*options.pop("ids"), *_ids_of(options.pop("ids_from"))]
+    if "" in causes:
+        raise click.UsageError(
+            "--cause is empty; leave it out, or name a cause: dead letters without one have "
+            f"{NONE_RECORDED!r}"
+        )
     select = {
-        "causes": [cause for cause in causes if not FINGERPRINT.fullmatch(cause)],
+        "causes": [
+            "" if cause == NONE_RECORDED else cause
+            for cause in causes
+            if not FINGERPRINT.fullmatch(cause)
+        ],
         "fingerprints": [cause for cause in causes if FINGERPRINT.fullmatch(cause)],
         "ids": list(dict.fromkeys(ids)),
         "keys": list(options.pop("keys")),
@@ -411,7 +440,7 @@ _LIFETIMES = {"Plan": PLAN_LIFETIME, "Audit": AUDIT_LIFETIME, "Review": REVIEW_L
 
 
 def _shown_count(count: Body) -> str:
-    words = (count["messages"], clean(count["cause"]) or "none recorded", count.get("fingerprint"))
+    words = (count["messages"], clean(count["cause"]) or NONE_RECORDED, count.get("fingerprint"))
     return " ".join(str(word) for word in words if word is not None)
 
 

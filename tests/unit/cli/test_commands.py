@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -34,6 +35,14 @@ from redrive.cli.replays import Start, attach, exit_code_of, progress, result_te
 from redrive.errors import RedriveError
 from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: shop
+contexts: [{name: shop, context: {cluster: shop, user: ann}}]
+clusters: [{name: shop, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: ann, user: {}}]
+"""
 CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
 
 
@@ -63,6 +72,12 @@ def test_plugin_prints_the_name_it_was_called_by(
         ([], "nothing is selected; use --cause, --id,"),
         (["--all", "--limit", "3"], "--all excludes other selections: limit"),
         (["--since", "yesterday"], "'yesterday' is no time; write 2h, or 2026-11-20T10:00:00Z"),
+        (["--since", ""], "'' is no time; write 2h, or 2026-11-20T10:00:00Z"),
+        (["--cause", "", "--yes"], "--cause is empty; leave it out, or name a cause"),
+        (["--cause", "E", "--cause", "", "--yes"], "--cause is empty; leave it out"),
+        (["--ids-from", os.devnull, "--limit", "9", "--yes"], "the file of --ids-from has no id"),
+        (["--ids-from", os.devnull, "--id", "1:2", "--yes"], "the file of --ids-from has no id"),
+        (["--ids-from", os.devnull, "--all", "--yes"], "the file of --ids-from has no id"),
         (["--all"], "there is no terminal to ask at; confirm with --yes, or use --plan"),
     ],
 )
@@ -209,11 +224,32 @@ def test_bound_of_a_plan_includes_the_current_millisecond() -> None:
     assert _after(instant) == "2026-11-27T03:00:01.000Z"
 
 
+@pytest.mark.parametrize("command", ["causes", "peek", "export", "report"])
+def test_empty_list_of_ids_selects_no_other_messages(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The left side of a pipe has failed, or has found none."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n \n")))
+    target = ["--to", "archive"] if command in {"export", "report"} else []
+    arguments = ["--ids-from", "-", "--since", "2h", "--reveal", *target]
+    assert main([command, "orders", *arguments]) == 2
+    assert "the file of --ids-from has no id; check the command" in capsys.readouterr().err
+
+
+def test_status_of_an_unset_variable_is_not_that_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(KUBECONFIG, "utf-8")
+    assert main(["status", "", "--refresh", "--kubeconfig", str(kubeconfig)]) == 1
+    assert "no RetryPolicy can have this name" in capsys.readouterr().err
+
+
 def test_selection_takes_ids_of_a_file_and_fingerprints() -> None:
     options: dict[str, Any] = {
-        "causes": ("WarehouseDown", "0f4a9c31d2be7755"),
+        "causes": ("WarehouseDown", "none recorded", "0f4a9c31d2be7755"),
         "ids": ("1:2",),
-        "ids_from": ["1:2\n", "\n", "3:4:0:0\n"],
+        "ids_from": io.StringIO("1:2\n\n3:4:0:0\n"),
         "keys": (),
         "since": None,
         "until": None,
@@ -222,7 +258,7 @@ def test_selection_takes_ids_of_a_file_and_fingerprints() -> None:
         "selects_all": False,
     }
     assert selection(options) == {
-        "causes": ["WarehouseDown"],
+        "causes": ["WarehouseDown", ""],
         "fingerprints": ["0f4a9c31d2be7755"],
         "ids": ["1:2", "3:4:0:0"],
         "limit": 5,
@@ -477,6 +513,12 @@ def test_user_error_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
     assert line.startswith("redrive: NoCluster: no Kubernetes cluster is configured; got ")
     assert line.endswith("; set KUBECONFIG, or run in a cluster")
     assert "Traceback" not in process.stderr
+
+
+def test_operator_for_an_unset_namespace_serves_none(tmp_path: Path) -> None:
+    process = run("operator", "--namespace", "", KUBECONFIG=str(tmp_path / "absent"))
+    assert process.returncode == 2
+    assert "argument --namespace: it is empty; leave it out to serve all" in process.stderr
 
 
 @pytest.mark.parametrize("lease", ["redrive", "redrive/", "/operator"])

@@ -269,9 +269,9 @@ def test_last_time_of_the_calendar_is_printed(
 
 
 def test_names_can_be_given_to_selections(shell: Shell) -> None:
-    shell.rows = ROWS[:2]
-    assert shell.run("causes", "-o", "name")[0] == "000000000000000d\n"
-    assert shell.run("peek", "-o", "name")[0] == "7:1:0:0\n7:0:0:0\n"
+    shell.rows = ROWS
+    assert shell.run("causes", "-o", "name")[0] == "000000000000000d\nnone recorded\n"
+    assert shell.run("peek", "-o", "name")[0] == "7:2:0:0\n7:1:0:0\n7:0:0:0\n"
 
 
 def test_empty_result_gives_its_reason(shell: Shell) -> None:
@@ -542,7 +542,7 @@ def test_causes_of_rocketmq_are_counted_by_an_inspection(
     assert main(["causes", "rmqpol/orders", "--all"]) == 0
     captured = capsys.readouterr()
     assert "a client of RocketMQ can't add a cause" in captured.err
-    assert "Look at one: redrive peek rmqpol/orders" in captured.err
+    assert "Look at one: redrive peek rmqpol/orders --cause 'none recorded' --" in captured.err
     (body,) = RocketMQCluster.created
     assert body["spec"]["policyRef"] == {"kind": "RocketMQRetryPolicy", "name": "orders"}
     assert body["metadata"]["ownerReferences"][0]["kind"] == "RocketMQRetryPolicy"
