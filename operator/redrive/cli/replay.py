@@ -74,7 +74,7 @@ PLAN_LIFETIME = {"deadline": "30m", "ttlAfterFinished": "5m"}
 AUDIT_LIFETIME = {"deadline": "6h", "ttlAfterFinished": "1d"}
 """The same for an audit, which reads all messages of the targets."""
 REVIEW_LIFETIME = {"deadline": "1h", "ttlAfterFinished": "1h"}
-"""Fields by which a review ends and is deleted, likewise. A confirmation removes them."""
+"""Fields by which a review ends and is deleted, likewise. A confirmation removes these values."""
 LATEST_START = timedelta(hours=1)
 """Time in which a Replay must be launched, in the queue of its policy."""
 _ROCKETMQ_WORDS = {"rmqpol", "rocketmqretrypolicy", "rocketmqretrypolicies"}
@@ -327,8 +327,9 @@ def _confirmed(cluster: Cluster, review: Body) -> Body | None:
     count = run_of(review)["counts"]["left"]
     if not confirmed(f"{place} Move these {count} messages?", yes=False):
         return None
-    spec = {**dict.fromkeys(REVIEW_LIFETIME), "mode": "Run"}
-    return cluster.patch(REPLAYS, review, {"spec": spec})
+    spec = review["spec"]  # others may have created it, with times of their own
+    own = [name for name, time in REVIEW_LIFETIME.items() if spec.get(name) == time]
+    return cluster.patch(REPLAYS, review, {"spec": {**dict.fromkeys(own), "mode": "Run"}})
 
 
 def _after(instant: datetime) -> str:

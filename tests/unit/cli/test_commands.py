@@ -33,7 +33,7 @@ from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
 from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
 from redrive.errors import RedriveError
-from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
+from redrive.kube.resources import POLICIES, REPLAYS, ROCKETMQ_POLICIES, Resource
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -148,6 +148,41 @@ def test_replay_of_rocketmq_moves_what_it_has_shown(
     assert main(alone) == 0
     assert cluster.created[-1]["spec"]["select"] == {"ids": ["broker-a:0:17"]}
     assert cluster.created[-1]["spec"]["target"] == {"type": "Topic", "topic": "repair"}
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "removed"),
+    [
+        (replay_command.REVIEW_LIFETIME, {"deadline": None, "ttlAfterFinished": None}),
+        ({"ttlAfterFinished": "7d"}, {}),
+        ({"deadline": "10m", "ttlAfterFinished": "1h"}, {"ttlAfterFinished": None}),
+        ({}, {}),
+    ],
+    ids=["of the command", "of Argo CD", "of a manifest", "none"],
+)
+def test_confirmation_keeps_the_times_of_others(
+    lifetime: dict[str, str], removed: dict[str, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    review = {
+        "metadata": {"namespace": "shop", "name": "fix"},
+        "spec": {"policyRef": {"name": "orders"}, "mode": "Review", **lifetime},
+        "status": {
+            "conditions": [{"type": "InReview", "status": "True"}],
+            "run": {"counts": {"left": 3}},
+        },
+    }
+
+    class ReviewingCluster(PlanningCluster):
+        def get(self, kind: Resource, namespace: str, name: str) -> Body:
+            return review if kind is REPLAYS else super().get(kind, namespace, name)
+
+    cluster = ReviewingCluster(ClusterFlags())
+    monkeypatch.setattr(replay_command, "Cluster", lambda _: cluster)
+    monkeypatch.setattr(replay_command, "confirmed", lambda *_, **__: True)
+    monkeypatch.setattr(replay_command, "attach", lambda *_, **__: 0)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["follow", "fix"]) == 0
+    assert cluster.patched == [{**removed, "mode": "Run"}]
 
 
 @pytest.mark.parametrize("policy", ["orders", "rmqpol/orders"])
