@@ -297,14 +297,12 @@ _LIMITS = {
 
 
 def _check_counted(request: InspectionRequest) -> None:
-    options = {
-        "--reveal with --where": request.reveals and "where" in request.select,
-        "--limit": "limit" in request.select,
-        "--where with --waiting": request.waiting and "where" in request.select,
-    }
-    if names := [name for name, is_set in options.items() if is_set]:
+    is_limited = "limit" in request.select
+    if request.reveals or request.waiting or is_limited:  # no Replay counts these
+        request.check_evaluated()
+    if is_limited:
         raise click.UsageError(
-            f"{', '.join(names)} of causes is for --direct: in the cluster all messages are "
+            "--limit of causes is for --direct: in the cluster all messages are "
             f"counted\n{request.direct_hint()}"
         )
 

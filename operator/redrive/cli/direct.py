@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
-
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
 from redrive.cli.cluster_causes import print_causes
@@ -71,7 +69,8 @@ def peek(request: InspectionRequest, limit: int) -> None:
     print_messages(request, records)
     _say_malformed(reading)
     if reading.matched > len(records):
-        all_messages = request.hint("export", "--to", "dead-letters.jsonl")
+        select = {name: value for name, value in request.select.items() if name != "limit"}
+        all_messages = request.hint("export", "--to", "dead-letters.jsonl", select=select)
         is_cut = len(records) < min(limit, reading.matched)
         bound = f", {MAX_RECORDED_BYTES // 2**20} MiB together" if is_cut else ""
         say(f"newest {len(records)} of {reading.matched}{bound}; all: {all_messages}")
@@ -179,8 +178,7 @@ def _progress(
     matched = "" if reading.matched == reading.messages else f"; {reading.matched} are selected"
     say(f"read {reading.messages} {request.source.words} ({seconds:.1f} s){matched}")
     if reading.is_truncated:
-        command = click.get_current_context().info_name or ""
-        all_entries = request.hint(command, "--all")
+        all_entries = request.repeated(reads_all=True)
         time_of_all = age(max(1.0, seconds * reading.total / max(reading.entries, 1)))
         extent = f"newest {reading.planned} of {reading.total} entries"
         say(f"{extent}; all, about {time_of_all}: {all_entries}")
@@ -232,11 +230,11 @@ def _empty(request: InspectionRequest, reading: TopicReading) -> Iterator[str]:
             "has acknowledged all"
         )
         if not request.waiting:
-            yield f"Those that wait for a retry: {request.hint('causes', '--waiting')}"
+            yield f"Those that wait for a retry: {request.hint('causes', select={}, waiting=True)}"
         return
     if reading.messages:
         yield f"none of the {reading.messages} {words} that were read is selected"
-        yield f"All causes: {request.hint('causes')}"
+        yield f"All causes: {request.hint('causes', select={})}"
     elif request.choice.ids:
         yield f"no message of these ids is in {topic.name}: replayed, expired, or never there"
     else:

@@ -102,7 +102,7 @@ def _peek_in_cluster(request: InspectionRequest, limit: int) -> None:
         extent = f"{len(records)} of the newest {min(limit, matched)}"
         say(f"{extent}: more do not fit; select fewer, such as by --id, or read with --direct")
     elif len(records) < matched:
-        more = request.hint("peek", "--limit", str(MAX_RETURNED))
+        more = request.repeated(select={**request.select, "limit": MAX_RETURNED})
         say(f"newest {len(records)} of {matched}; more: {more}")
     if records and not request.reveals:
         say("Masked. Clear text: --reveal, by the role redrive-revealer")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,33 @@ from redrive.cli.frame import (
 from redrive.cli.policies import history_of
 from redrive.cli.replay import policy_reference, selected, selection_options
 from redrive.errors import RedriveError
+from redrive.inspection.payloads import NONE_RECORDED
 from redrive.kube.resources import POLICIES, ROCKETMQ_POLICIES, Resource
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.spec import Choice
 
 if TYPE_CHECKING:
     from redrive.inspection.reader import InspectedTopic
+
+_SELECTION_OPTIONS = {
+    "causes": "--cause",
+    "fingerprints": "--cause",
+    "ids": "--id",
+    "keys": "--key",
+    "since": "--since",
+    "until": "--until",
+    "where": "--where",
+    "limit": "--limit",
+}
+"""Options of the command line by field of `spec.select`."""
+
+
+def _selection_words(select: Body) -> Iterator[str]:
+    """Yield the options that select the same messages as *select*."""
+    for name, option in _SELECTION_OPTIONS.items():
+        values = select.get(name) or ()
+        for value in values if isinstance(values, list | tuple) else (values,):
+            yield from (option, str(value) or NONE_RECORDED)
 
 
 @dataclass(frozen=True)
@@ -133,12 +154,31 @@ class InspectionRequest:
         """Return the kind of the topic."""
         return InspectedMessages.RETRY if self.waiting else InspectedMessages.DEAD_LETTER
 
-    def hint(self, command: str, *words: str) -> str:
-        """Return a command line for the same messages that can be pasted."""
+    def hint(self, command: str, *words: str, **changes: Any) -> str:  # noqa: ANN401  attributes
+        """Return a command line for the same messages that can be pasted.
+
+        Args:
+            command: its name.
+            words: options of its own.
+            changes: attributes of the request that it has instead.
+        """
+        request = replace(self, **changes)
         written = self.policy if self.kind is POLICIES else f"rmqpol/{self.policy}"
         policy = [written] if self.name is None else [written, self.name]
-        more = ["--waiting"] if self.waiting else []
-        return self.flags.hint(command, *policy, *words, *more, *self.access.words())
+        flags = {
+            "--all": request.reads_all,
+            "--waiting": request.waiting,
+            "--reveal": request.reveals,
+        }
+        options = [*_selection_words(request.select), *(f for f, is_set in flags.items() if is_set)]
+        return self.flags.hint(command, *policy, *words, *options, *self.access.words())
+
+    def repeated(self, **changes: Any) -> str:  # noqa: ANN401  see `hint`
+        """Return the current command as `hint` does, with its own options."""
+        context = click.get_current_context()
+        options = {"--to": context.params.get("target"), "-o": self.output}
+        words = [word for name, value in options.items() if value for word in (name, value)]
+        return self.hint(context.info_name or "", *words, **changes)
 
     def topic(self) -> InspectedTopic:
         """Return the topic of the policy.
@@ -170,10 +210,9 @@ class InspectionRequest:
         """Return the hint to read the broker in this program."""
         if self.kind is not POLICIES:
             return "messages of RocketMQ are read in the cluster only, by an Inspection"
-        command = click.get_current_context().info_name or "causes"
         return (
             "with a token that may consume the topic, and addresses that this machine reaches:\n"
-            f"  {self.hint(command)} --direct --service-url pulsar://localhost:6650 "
+            f"  {self.repeated()} --direct --service-url pulsar://localhost:6650 "
             "--admin-url http://localhost:8080 --token-file FILE"
         )
 
@@ -226,7 +265,7 @@ class InspectionRequest:
 
     def _missing(self, problem: str) -> RedriveError:
         remedy = (
-            f"read those that wait for a retry: {self.hint('causes', '--waiting')}"
+            f"read those that wait for a retry: {self.hint('causes', select={}, waiting=True)}"
             if not self.waiting
             else "wait until the policy is Ready"
         )

@@ -157,8 +157,10 @@ def one_of(request: InspectionRequest, counts: Iterable[PlannedCause | CauseCoun
     causes = (count["fingerprint"] or count["cause"] or NONE_RECORDED for count in counts)
     selectable = (c for c in causes if c == clean(c) and c not in {FOLLOWER.cause, OTHERS})
     cause = next((["--cause", cause] for cause in selectable), [])
-    reads_all = ["--all"] if request.reads_all or "where" in request.select else []
-    return request.hint("peek", *cause, "--limit", "1", *reads_all)
+    replaced = {"where", "limit", *(("causes", "fingerprints") if cause else ())}
+    select = {name: value for name, value in request.select.items() if name not in replaced}
+    reads_all = request.reads_all or "where" in request.select
+    return request.hint("peek", *cause, "--limit", "1", select=select, reads_all=reads_all)
 
 
 def summary_of(request: InspectionRequest, run: Body) -> Iterator[str]:

@@ -127,10 +127,12 @@ def test_keys_show_the_message_that_blocks_them(shop: Shop) -> None:
 def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
     error = shop.run("report", "orders", "--to", "absent.html", code=2)
     assert "--to names a destination of the connection, such as archive; got absent.html" in error
-    assert f"redrive report orders -n {shop.name} --direct" in error
+    assert f"redrive report orders --to absent.html -n {shop.name} --direct" in error
     error = shop.run("causes", "orders", "--where", "size > 1", "--reveal", code=2)
-    assert "error: --reveal with --where of causes is for --direct" in error
-    assert f"redrive causes orders -n {shop.name} --direct" in error
+    assert "error: --where is evaluated by Spark, in a Replay" in error
+    error = shop.run("causes", "orders", "--limit", "5", "--reveal", code=2)
+    assert "error: --limit of causes is for --direct" in error
+    assert f"redrive causes orders --limit 5 --reveal -n {shop.name} --direct" in error
     direct = "--direct --service-url pulsar://127.0.0.1:1 --admin-url http://127.0.0.1:1".split()
     assert "127.0.0.1:1" in shop.run("peek", "orders", *direct, code=1)
     assert "names no topic" in shop.run("causes", "quiet", *direct, code=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -297,6 +298,40 @@ def test_truncated_reading_names_its_extent(shell: Shell) -> None:
     assert err.strip().endswith("-n shop")
 
 
+SELECTION = shlex.split(
+    """--cause "it's $HOME" --cause 0f4a9c31d2be7755 --id 4711:3 --key 'k 1' """
+    "--since 2026-11-20T10:00:00Z --until 2026-11-21T10:00:00Z"
+)
+"""Options of a selection, in the order of hints."""
+
+
+def words_after(marker: str, text: str) -> list[str]:
+    """Return the words of the command line that follows *marker*."""
+    return shlex.split(text.partition(marker)[2].partition("\n")[0])
+
+
+def test_hints_of_a_direct_reader_keep_the_options(shell: Shell, tmp_path: Path) -> None:
+    shell.total, shell.rows, file = 12, ROWS, str(shell.file)
+    options = [*SELECTION, "--limit", "2", "--waiting", "--reveal", "-n", "shop"]
+    flags = ["--waiting", "--reveal", *DIRECT, "-n", "shop"]
+    _, error = shell.run("peek", *options)
+    exported = ["--to", "dead-letters.jsonl", *SELECTION]
+    assert words_after("; all: ", error) == ["redrive", "export", file, *exported, *flags]
+    limited = [*SELECTION, "--limit", "2", "--all"]
+    assert words_after(": redrive ", error) == ["peek", file, *limited, *flags]
+    target = ["--to", str(tmp_path / "report.html")]
+    _, error = shell.run("report", *target, *options)
+    assert words_after(": redrive ", error) == ["report", file, *target, *limited, *flags]
+    _, error = shell.run("causes", *options, "-o", "json")
+    assert words_after(": redrive ", error) == ["causes", file, "-o", "json", *limited, *flags]
+    _, error = shell.run("causes", *options)
+    one = ["--cause", "000000000000000d", "--limit", "1", *SELECTION[4:]]
+    assert words_after("Look at one: redrive ", error) == ["peek", file, *one, *flags]
+    shell.rows, shell.unselected = (), 3
+    _, error = shell.run("peek", *options)  # it has other messages
+    assert words_after("All causes: redrive ", error) == ["causes", file, *flags]
+
+
 def test_export_replaces_a_file_only_when_it_is_complete(shell: Shell, tmp_path: Path) -> None:
     target = tmp_path / "dead.jsonl"
     target.write_text("before", "utf-8")
@@ -339,6 +374,11 @@ def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
         (["peek", "orders", "other"], "POLICY is not a file: leave NAME out"),
         (["causes", "orders", "other"], "POLICY is not a file: leave NAME out"),
         (["export", "orders", "other", *DIRECT, "--to", "x"], "POLICY is not a file"),
+        (
+            ["causes", "orders", "--where", "size > 1", "--reveal"],
+            "--where is evaluated by Spark, in a Replay",
+        ),
+        (["causes", "orders", "--limit", "5"], "--limit of causes is for --direct"),
         (["export", "orders", "--to", "x.jsonl"], "--to names a destination of the connection"),
         (["report", "orders", "--to", "archive", "--limit", "1"], "--limit is for files of"),
         (["report", "orders", "--to", "archive", "--where", "size > 1"], "--where is evaluated by"),
@@ -484,6 +524,19 @@ def test_peek_in_cluster_names_messages_that_do_not_fit(
     monkeypatch.setattr(InspectingCluster, "fitting", 1)
     assert main(["peek", "orders"]) == 0
     assert "1 of the newest 3: more do not fit; select fewer" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_inspects")
+def test_hints_in_the_cluster_keep_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*SELECTION, "--limit", "2", "--all", "--reveal"]
+    assert main(["peek", "orders", *options, "-n", "shop"]) == 0
+    more = [*SELECTION, "--limit", "500", "--all", "--reveal", "-n", "shop"]
+    error = capsys.readouterr().err
+    assert words_after("; more: redrive ", error) == ["peek", "orders", *more]
+    for command, *target in (["causes"], ["export", "--to", "x.jsonl"]):
+        assert main([command, "orders", *target, *options]) == 2
+        direct = words_after("\n  redrive ", capsys.readouterr().err)
+        assert direct[: direct.index("--direct")] == [command, "orders", *target, *options]
 
 
 class CountingCluster(InspectingCluster):
