@@ -98,6 +98,14 @@ def age_of(text: object, at: datetime) -> str:
     return MISSING if start is None else age(max((at - start).total_seconds(), 0))
 
 
+def time_until(text: object, at: datetime) -> str:
+    """Return the time from *at* to a moment of an object; `-` without a moment."""
+    end = moment(text)
+    if end is None:
+        return MISSING
+    return "expired" if end <= at else age_of(written(at), end)
+
+
 def local_time(text: object, at: datetime) -> str:
     """Return the local time of day of a moment, with the date where it is not that of *at*.
 

@@ -41,10 +41,12 @@ from redrive.cli.output import (
     print_document,
     style,
     table,
+    time_until,
     utc_option,
     written,
 )
 from redrive.cli.policy_actions import refreshed
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.policy.values import parse_duration, size_text
 
@@ -145,17 +147,16 @@ def status(  # noqa: PLR0913  the options of the command
     if refresh and policy is None:
         raise click.UsageError("--refresh is for one policy; name it")
     cluster = Cluster(flags)
-    scope = cluster.scope if policy is None else cluster.namespace
     view = View(cluster, flags, policy, output, shows_all=shows_all)
     bodies = (
-        cluster.list(resources.POLICIES, scope, labels=selector)
+        cluster.list(resources.POLICIES, cluster.scope, labels=selector)
         if policy is None
         else [cluster.get(resources.POLICIES, cluster.namespace, policy)]
     )
     if refresh:
         bodies = list(map(partial(refreshed, cluster), bodies))
     if watch:
-        _watch(view, cluster, scope, selector)
+        _watch(view, selector, bodies[0] if policy else None)
     overview = view.overview(bodies)
     if output in FORMATS:
         names = [f"retrypolicy.redrive.io/{item['name']}" for item in overview.policies]
@@ -165,27 +166,29 @@ def status(  # noqa: PLR0913  the options of the command
     return HAS_FINDINGS if exit_code and overview.findings else 0
 
 
-def _watch(view: View, cluster: Cluster, scope: str | None, selector: str) -> NoReturn:
-    """Show the policies until interrupted; to a program as one line for each policy that changed.
+def _watch(view: View, selector: str, one: Body | None) -> NoReturn:
+    """Show *one* policy, else all, until interrupted; to a program a line for each that changed.
 
     Raises:
         KeyboardInterrupt: it was interrupted.
+        RedriveError: the one policy was deleted.
     """
     live = Live(sys.stdout, report_seconds=0)
     printed: dict[str, PolicyStatus] = {}
-    fields = f"metadata.name={view.policy}" if view.policy else ""
-    for snapshot in cluster.watch(resources.POLICIES, scope, labels=selector, fields=fields):
+    many = view.cluster.watch(resources.POLICIES, view.cluster.scope, labels=selector)
+    for snapshot in view.cluster.states(resources.POLICIES, one) if one else many:
         overview = view.overview(snapshot.objects)
         if view.output in FORMATS:
             for item in overview.policies:
                 name = f"{item['namespace']}/{item['name']}"
                 if printed.get(name) != item:
                     printed[name] = item
-                    print_document(item, "name" if view.output == "name" else "jsonl", [name])
+                    form = "name" if view.output == "name" else "jsonl"
+                    print_document(item, form, [f"retrypolicy.redrive.io/{item['name']}"])
         else:
             error = () if snapshot.error is None else (str(snapshot.error),)
             live.show((*view.lines(overview), *error))
-    raise AssertionError
+    raise RedriveError(f"the policy {view.policy} was deleted", remedy="create it again")
 
 
 @dataclass
@@ -464,7 +467,7 @@ def _row(item: PolicyStatus, at: datetime) -> Iterator[object]:
     yield {"True": "yes", "False": "no"}.get(item["ready"], "?")
     yield from (item["waiting"], item["due"], item["deadLetters"], item["deadLettersLastHour"])
     yield age_of(item["oldestDeadLetterTime"], at)
-    yield _time_until(item["expiryTime"], at)
+    yield time_until(item["expiryTime"], at)
     yield item["connection"]
     yield item["topic"]
     yield age_of(item["observedTime"], at)
@@ -477,13 +480,6 @@ def _shortly(attention: Attention) -> str:
     if attention["reason"] in {"Paused", "NotReconciled", "BrokerUnreachable"}:
         return attention["reason"]
     return f"{attention['reason']}: {attention['message']}"
-
-
-def _time_until(text: str | None, at: datetime) -> str:
-    instant = moment(text)
-    if instant is None:
-        return MISSING
-    return "expired" if instant <= at else age_of(written(at), instant)
 
 
 def _connection_row(connection: ConnectionStatus) -> list[object]:

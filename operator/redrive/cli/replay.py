@@ -251,10 +251,10 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
     plan = planned(cluster, created)
     say("\n".join(pairs(plan_fields(plan, owner))))
     if phase_of(plan) in ENDED:
-        return _plan_code(plan)
+        return _plan_code(plan, flags)
     if not run_of(plan)["counts"]["left"]:
         _end_plan(cluster, plan)
-        return _plan_code(plan)
+        return _plan_code(plan, flags)
     try:
         moving = _confirmed(cluster, plan)
     except (KeyboardInterrupt, SystemExit, click.Abort):
@@ -262,6 +262,7 @@ def replay(policy: str, flags: WriteFlags, **options: Any) -> int:  # noqa: ANN4
         raise
     if moving is None:
         _end_plan(cluster, plan)
+        _print_plan(plan, flags)
         say("nothing was moved")
         return 1
     return _attached(cluster, flags, moving, options)
@@ -500,8 +501,15 @@ def plan_fields(plan: Body, policy: Body) -> Iterator[tuple[str, object]]:
         yield "in review", f"ends at {local_time(review['expiryTime'], now())}"
 
 
-def _plan_code(plan: Body) -> int:
-    """Return the exit code of a command that ends with a plan."""
+def _print_plan(plan: Body, flags: WriteFlags) -> None:
+    """Print a plan in the format of `-o`; without one, people have its numbers."""
+    if flags.output is not None:
+        flags.show(plan, "")
+
+
+def _plan_code(plan: Body, flags: WriteFlags) -> int:
+    """Print a plan with which a command ends; return the exit code."""
+    _print_plan(plan, flags)
     counts = run_of(plan).get("counts") or {}
     if not counts.get("left"):
         say("nothing to move: no dead letter that can be moved is selected")

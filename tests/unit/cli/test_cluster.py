@@ -286,6 +286,25 @@ def test_status_survives_a_failed_request(
     assert len(server.requests) > len(requests)
 
 
+def test_watch_of_a_policy_ends_with_its_deletion(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster_module, "TICK_SECONDS", 0.01)
+    lists = iter([listed(POLICY)])
+    connection = {"metadata": {"name": "main", "namespace": "shop"}, "spec": {}}
+    server.answers |= {
+        CONNECTIONS.path("shop", "main"): (200, connection),
+        POLICIES.path("shop", "orders"): (200, POLICY),
+        POLICIES.path("shop"): lambda: next(lists, listed()),
+        REPLAYS.path("shop"): listed(),
+        f"watch {POLICIES.path('shop')}": (200, {}),
+    }
+    assert server.run("status", "orders", "--watch", "-o", "name") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "retrypolicy.redrive.io/orders\n"
+    assert "the policy orders was deleted" in captured.err
+
+
 @pytest.mark.parametrize(
     ("annotations", "spec", "problem"),
     [

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, cast
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import redrive
@@ -98,8 +99,9 @@ def test_impossible_duration_is_refused(duration: str, capsys: pytest.CaptureFix
 
 
 class PlanningCluster:
-    """A cluster with a policy of each kind, whose plans and reviews have three messages."""
+    """A cluster with a policy of each kind, whose plans and reviews have some messages left."""
 
+    messages = 3
     context, namespace, user = "shop", "shop", "jan"
 
     def __init__(self, _: ClusterFlags) -> None:
@@ -113,7 +115,7 @@ class PlanningCluster:
     def create(self, _: Resource, body: Body, *, dry_run: str | None = None) -> Body:
         assert dry_run is None
         name = f"orders-{len(self.created)}"
-        run = {"counts": {"left": 3, "scanned": 3, "matched": 3}}
+        run = {"counts": {"left": self.messages, "scanned": 3, "matched": 3}}
         phase = "Running" if body["spec"].get("mode") == "Review" else "Completed"
         status = {"phase": phase, "run": run}
         self.created.append({**body, "metadata": {"name": name}, "status": status})
@@ -196,6 +198,28 @@ def test_replay_with_plan_moves_nothing_even_with_yes(
     assert main(["replay", policy, "--all", "--target", "Source", "--plan", *confirmation]) == 0
     (plan,) = cluster.created
     assert plan["spec"]["mode"] == "Plan"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages", "code"),
+    [(["--plan"], 3, 0), (["--plan"], 0, 0), ([], 0, 0), ([], 3, 1)],
+    ids=["plan", "empty plan", "empty review", "declined"],
+)
+def test_plan_is_printed_in_the_format_of_the_option(
+    arguments: list[str], messages: int, code: int,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    cluster = PlanningCluster(ClusterFlags())
+    cluster.messages = messages
+    monkeypatch.setattr(replay_command, "Cluster", lambda _: cluster)
+    monkeypatch.setattr(replay_command, "planned", lambda _, plan: plan)
+    monkeypatch.setattr(replay_command, "confirmed", lambda *_, **__: False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for form in ("json", "yaml"):
+        assert main(["replay", "orders", "--all", *arguments, "-o", form]) == code
+        assert yaml.safe_load(capsys.readouterr().out) == cluster.created[-1]
+    assert main(["replay", "orders", "--all", *arguments, "-o", "name"]) == code
+    assert capsys.readouterr().out == "replay.redrive.io/orders-2\n"
 
 
 @pytest.mark.parametrize(
