@@ -22,7 +22,7 @@ class DeadLetterRequest(NamedTuple):
 
     Attributes:
         origin: id that the message was first produced with, as `ledger:entry:partition`.
-        end: time after which it has no effect.
+        end: time in UTC after which it has no effect.
     """
 
     origin: str
@@ -34,15 +34,14 @@ class DeadLetterRequest(NamedTuple):
         origin, _, time = text.partition("@")
         try:
             end = datetime.fromisoformat(time)
-        except ValueError:
+            if end.tzinfo is None or not ORIGIN_FORM.fullmatch(origin):
+                return None
+            return cls(origin, end.astimezone(UTC))
+        except (ValueError, OverflowError):  # outside of the years 1 to 9999 in UTC
             return None
-        if end.tzinfo is None or not ORIGIN_FORM.fullmatch(origin):
-            return None
-        return cls(origin, end)
 
     def __str__(self) -> str:
-        end = self.end.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return f"{self.origin}@{end}"
+        return f"{self.origin}@{self.end.strftime('%Y-%m-%dT%H:%M:%SZ')}"
 
 
 def dead_letter_requests(text: str, now: datetime) -> list[DeadLetterRequest]:

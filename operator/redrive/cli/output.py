@@ -73,7 +73,8 @@ def clean(text: object) -> str:
 
 def written(instant: datetime) -> str:
     """Return a time as Kubernetes writes it: in UTC, in whole seconds."""
-    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Unlike strftime, it writes all four digits of a year before 1000.
+    return f"{instant.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
 
 
 def age(seconds: float) -> str:

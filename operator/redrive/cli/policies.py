@@ -405,7 +405,10 @@ def _expiry(spec: Body, backlog: Body) -> str | None:
     oldest = moment(backlog.get("oldestDeadLetterTime"))
     if oldest is None or ttl in {None, "Unlimited"}:
         return None
-    return written(oldest + parse_duration(str(ttl)))
+    try:
+        return written(oldest + parse_duration(str(ttl)))
+    except OverflowError:  # producers choose the time of a message, up to the year 9999
+        return None
 
 
 def _attention(status: Body, conditions: Mapping[str, Body]) -> Iterator[Attention]:

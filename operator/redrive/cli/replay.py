@@ -95,7 +95,7 @@ class TimeOrAge(click.ParamType[str]):
         text = str(value)
         try:
             return written(now() - parse_duration(text))
-        except InvalidSpecError:
+        except (InvalidSpecError, OverflowError):  # before the year 1
             instant = moment(text)
         if instant is None or instant.tzinfo is None:
             self.fail(f"{text!r} is no time; write 2h, or 2026-11-20T10:00:00Z", param, ctx)

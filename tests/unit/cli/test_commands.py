@@ -31,7 +31,7 @@ from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
 from redrive.cli.output import Live, TableColumn, age, clean, cut, local_time, table, utc_option
 from redrive.cli.policies import policy_status
-from redrive.cli.replay import _after, selection
+from redrive.cli.replay import TimeOrAge, _after, selection
 from redrive.cli.replays import Start, attach, exit_code_of, progress, result_text
 from redrive.errors import RedriveError
 from redrive.kube.resources import POLICIES, REPLAYS, ROCKETMQ_POLICIES, Resource
@@ -73,6 +73,10 @@ def test_plugin_prints_the_name_it_was_called_by(
         ([], "nothing is selected; use --cause, --id,"),
         (["--all", "--limit", "3"], "--all excludes other selections: limit"),
         (["--since", "yesterday"], "'yesterday' is no time; write 2h, or 2026-11-20T10:00:00Z"),
+        (["--since", "99999999d"], "'99999999d' is no time; write 2h, or"),
+        (["--until", "99999999d"], "'99999999d' is no time; write 2h, or"),
+        (["--since", "-1h"], "'-1h' is no time; write 2h, or"),
+        (["--since", "0000-01-01T00:00:00Z"], "'0000-01-01T00:00:00Z' is no time; write 2h, or"),
         (["--since", ""], "'' is no time; write 2h, or 2026-11-20T10:00:00Z"),
         (["--cause", "", "--yes"], "--cause is empty; leave it out, or name a cause"),
         (["--cause", "E", "--cause", "", "--yes"], "--cause is empty; leave it out"),
@@ -514,6 +518,23 @@ def test_policy_that_was_not_reconciled_needs_attention() -> None:
     status = policy_status({"metadata": {"namespace": "shop", "name": "x"}, "spec": spec})
     assert [attention["reason"] for attention in status["attention"]] == ["NotReconciled"]
     assert status["connection"] == "shop/main"
+
+
+def test_status_shows_times_of_any_producer_and_person() -> None:
+    spec = {"connectionRef": {"name": "main"}, "topic": "t", "subscription": "s"}
+    spec["deadLetter"] = {"messageTTL": "7d"}
+    end = "4711:3:0@9999-12-31T23:59:59"
+    annotations = {"redrive.io/dead-letter-now": f"{end}-23:59 {end}+23:59"}
+    metadata = {"namespace": "shop", "name": "x", "annotations": annotations}
+    backlog = {"oldestDeadLetterTime": "9999-12-31T00:00:00Z"}
+    status = policy_status({"metadata": metadata, "spec": spec, "status": {"backlog": backlog}})
+    assert status["expiryTime"] is None
+    assert [one["endTime"] for one in status["deadLetterNow"]] == ["9999-12-31T00:00:59Z"]
+
+
+def test_age_of_centuries_is_a_time_of_the_api() -> None:
+    text = TimeOrAge().convert("730000d", None, None)
+    assert re.fullmatch(r"00\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", text)
 
 
 def test_wide_characters_take_two_columns(monkeypatch: pytest.MonkeyPatch) -> None:
