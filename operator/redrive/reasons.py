@@ -525,9 +525,9 @@ class Reason(enum.StrEnum):
         "let its consumers catch up, or raise the quota: the run resumes automatically within half "
         "a minute", requeue=Requeue.ON_CHANGE)
     SUBSCRIPTION_AWAITED = _ReasonRow("SubscriptionAwaited", RECONCILING,
-        "the target of a running Replay, or one of its partitions, no longer has [a durable "
-        "subscription](replays.md#target), and nothing is sent",
-        "create one: the run resumes within half a minute", requeue=Requeue.ON_CHANGE)
+        "the target of a running Replay, or one of its partitions, no longer has [the durable "
+        "subscription](replays.md#requirements) that has to keep messages, and nothing is sent",
+        "create it: the run resumes within half a minute", requeue=Requeue.ON_CHANGE)
     BATCH_MIXES_KEYS = _ReasonRow("BatchMixesKeys", STALLED,
         "the Replay requests [batches](replays.md#batches) to the source topic, which the policy's "
         "subscription reads by key",
@@ -545,9 +545,9 @@ class Reason(enum.StrEnum):
     TARGET_NOT_FOUND = _ReasonRow("TargetNotFound", STALLED,
         "the target of a Replay does not exist", "create it", requeue=Requeue.SLOW_BACKOFF)
     TARGET_NOT_SUBSCRIBED = _ReasonRow("TargetNotSubscribed", STALLED,
-        "the target of a Replay, or one of its partitions, has no durable subscription of an "
-        "application: moved messages would be lost",
-        "create one", requeue=Requeue.SLOW_BACKOFF)
+        "the target of a Replay, or one of its partitions, lacks a durable subscription of an "
+        "application, or [the policy's](replays.md#requirements): moved messages would be lost",
+        "create it", requeue=Requeue.SLOW_BACKOFF)
     TARGET_EVICTS = _ReasonRow("TargetEvicts", STALLED,
         "a backlog quota in force at the target of a Replay [drops messages "
         "unread](replays.md#target)",

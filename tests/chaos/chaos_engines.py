@@ -60,7 +60,8 @@ def test_engines_move_to_one_target_at_once(shop: Shop) -> None:
     shop.apply("redrive.io/v1beta1", "RetryPolicy", "audit", spec=spec)
     shop.wait_until_ready("audit")
     source = f"persistent/{shop.name}/prod/orders"
-    shop.rest("PUT", f"{source}/subscription/fulfilment", {"ledgerId": -1, "entryId": -1})
+    for name in ("fulfilment", "audit"):
+        shop.rest("PUT", f"{source}/subscription/{name}", {"ledgerId": -1, "entryId": -1})
     shop.rest("POST", f"{source}/deduplicationEnabled", body=True)
     shop.bury(FIRST, "WarehouseDown")
     shop.bury(LATER, "JSONDecodeError", audit.dead_letter_topic)

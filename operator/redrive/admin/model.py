@@ -216,6 +216,10 @@ class TopicSubscriptions:
         """Return True if a subscription exists on every partition, so it misses no message."""
         return all(names is not None and name in names for names in self.parts)
 
+    def retain_for(self, receiver: str) -> bool:
+        """Return True if every partition has the subscription *receiver*; any, if it is empty."""
+        return self.has(receiver) if receiver else all(self.parts)
+
     def has_some_of(self, name: str) -> bool:
         """Return True if a subscription exists on any partition."""
         return any(names is not None and name in names for names in self.parts)

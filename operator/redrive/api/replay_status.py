@@ -359,8 +359,8 @@ class ReplayRun(LenientStatus):
     """Topic that exceeds its backlog quota; the run waits for its consumers."""
 
     unsubscribed_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
-    """Target that retains no messages, because it, or one of its partitions, has no durable
-    subscription; the run waits for one."""
+    """Target that lacks the subscription that has to keep messages, itself or in one of its
+    partitions; the run waits for it."""
 
     finished: bool | None = None
     """True once no selected message is left. The job may still read the outcome of the moved

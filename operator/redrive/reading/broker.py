@@ -355,7 +355,7 @@ def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscriptio
         )
     except (errors.AdminNotFoundError, errors.AdminForbiddenError):
         return False
-    return receivers.has(subscription) if subscription else all(receivers.parts)
+    return receivers.retain_for(subscription)
 
 
 def has_open_transaction(admin_url: str, topic: TopicName) -> bool:

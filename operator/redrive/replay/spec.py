@@ -187,6 +187,16 @@ class ReplayJob:
         """Return the target topic."""
         return self.target or self.policy.retry_topic
 
+    @property
+    def receiver(self) -> str:
+        """Return the subscription that has to retain messages in the target; empty for any.
+
+        In the retry topic and in the source topic it is the policy's. The subscriptions of other
+        applications do not replace it: they have handled the messages, or never received them.
+        """
+        own = self.policy.topic, self.policy.retry_topic
+        return self.policy.subscription if self.destination in own else ""
+
     def encode(self) -> str:
         """Return the job as JSON. Equal jobs have equal texts.
 

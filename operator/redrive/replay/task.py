@@ -32,8 +32,7 @@ class Route:
         replay: `namespace/name` of the Replay, a property of each moved message.
         uid: uid of the Replay.
         owner: name of the run in the ledger.
-        receiver: subscription that has to retain messages in the target; empty for any durable
-            subscription of an application.
+        receiver: see `ReplayJob`.
     """
 
     service_url: str

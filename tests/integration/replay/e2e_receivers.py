@@ -201,21 +201,27 @@ def test_run_waits_if_target_has_only_reader_or_compaction(
     assert len(kept(provisioned, target)) == 500
 
 
-def test_run_to_retry_topic_waits_for_subscription_of_policy(
-    provision_policy: ProvisionPolicy,
-) -> None:
+@pytest.mark.parametrize("kind", ["retry", "source"])
+def test_run_waits_for_subscription_of_policy(provision_policy: ProvisionPolicy, kind: str) -> None:
     """Another one there hands the messages to other consumers."""
     provisioned = provision_policy()
     policy = provisioned.policy
     provisioned.bury_many(100)
-    path = subscription(policy.retry_topic, "others")
+    topic, job = policy.retry_topic, job_of(provisioned)
+    if kind == "source":
+        topic = policy.topic
+        provisioned.deduplicate(topic)
+        provisioned.grant(topic, "produce", "consume")
+        job = job_to(provisioned, topic)
+    path = subscription(topic, "others")
     provisioned.broker.request("PUT", path, EARLIEST).check("subscribe")
-    unsubscribe(provisioned, policy.retry_topic, policy.subscription)
+    unsubscribe(provisioned, topic, policy.subscription)
     author = Author()
     with ThreadPoolExecutor(1) as threads:
-        run = threads.submit(runs.run, job_of(provisioned), Local(), author)
+        run = threads.submit(runs.run, job, Local(), author)
         assert author.awaits.wait(60)
-        path = subscription(policy.retry_topic, policy.subscription)
+        assert provisioned.backlog_of_dead_letters() == 100
+        path = subscription(topic, policy.subscription)
         provisioned.broker.request("PUT", path, EARLIEST).check("subscribe")
         assert run.result(120).moved == 100
 

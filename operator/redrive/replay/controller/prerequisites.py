@@ -281,7 +281,7 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
 
 
 async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[ObjectEvent, ...]:
-    await _check_topic(topic, admin, sends=not job.audited)
+    await _check_topic(job, topic, admin)
     if job.audited:
         return ()
     await _check_quota(topic, admin)
@@ -298,8 +298,8 @@ async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Object
     return events
 
 
-async def _check_topic(topic: TopicName, admin: Admin, *, sends: bool) -> None:
-    """Check the owner of a topic, and its subscriptions if the run *sends* messages to it.
+async def _check_topic(job: ReplayJob, topic: TopicName, admin: Admin) -> None:
+    """Check the owner of a topic, and its subscriptions if the run sends messages to it.
 
     Raises:
         TargetNotFound, TargetNotAllowed, TargetNotSubscribed: as for `prepare_target`.
@@ -320,13 +320,14 @@ async def _check_topic(topic: TopicName, admin: Admin, *, sends: bool) -> None:
             got=str(topic),
             remedy="delete this Replay and make another one, with a target that is no such topic",
         )
-    if sends and not all(receivers.parts):
+    if not job.audited and not receivers.retain_for(job.receiver):
+        name = job.receiver or "NAME"
+        needed = f"the policy's subscription {name}" if job.receiver else "a durable subscription"
         raise Reason.TARGET_NOT_SUBSCRIBED.error(
-            f"{topic}, or one of its partitions, has no durable subscription of an application, so "
-            "messages moved there would be lost; subscriptions of readers and of Pulsar itself do "
-            "not count",
+            f"{topic}, or one of its partitions, lacks {needed} of an application, so messages "
+            "moved there would be lost; subscriptions of readers and of Pulsar itself do not count",
             got=sorted(receivers.names),
-            remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
+            remedy=f"create it (`pulsar-admin topics create-subscription --subscription {name} "
             f"{topic}`); this Replay starts automatically then",
         )
 

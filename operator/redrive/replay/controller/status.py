@@ -114,9 +114,10 @@ def _awaited(reported: ReplayRun) -> RedriveError | None:
     """Return the problem of the target that the run waits for; None if it does not wait."""
     if topic := reported.unsubscribed_topic:
         return Reason.SUBSCRIPTION_AWAITED.error(
-            f"{topic}, or one of its partitions, has no durable subscription that keeps messages, "
-            "and nothing is moved there",
-            remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
+            f"{topic}, or one of its partitions, lacks the durable subscription that has to keep "
+            "messages, and nothing is moved there; in the source topic and the retry topic that is "
+            "the policy's",
+            remedy="create it (`pulsar-admin topics create-subscription --subscription NAME "
             f"{topic}`); then the run resumes",
         )
     if topic := reported.full_topic:

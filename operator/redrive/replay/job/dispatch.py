@@ -300,7 +300,7 @@ class Dispatch:
 
     def _pause_without_subscription(self) -> None:
         target = self._route.target
-        logger.warning("%s has no durable subscription on each partition; the run waits", target)
+        logger.warning("%s, or a partition, lacks its subscription; the run waits", target)
         self._unsubscribed, self._pause_until = target, time.monotonic() + PAUSE_SECONDS
 
     def _postpone(self, error: RedriveError) -> None:

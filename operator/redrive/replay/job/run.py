@@ -261,7 +261,7 @@ def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:
         replay=f"{job.namespace}/{job.name}",
         uid=job.uid,
         owner=owner,
-        receiver="" if job.target else job.policy.subscription,
+        receiver=job.receiver,
     )
 
 

@@ -62,7 +62,7 @@ async def broker() -> FakeBroker:
         "theirs-in-parts": Topic(3, owned),
     }
     for topic in topics.values():
-        topic.parts = {end: ["s"] for end in topic.parts}
+        topic.parts = {end: ["fulfilment"] for end in topic.parts}
     broker.namespaces = {"shop/prod": Namespace(topics)}
     return broker
 
@@ -205,16 +205,33 @@ async def test_target_without_deduplication_is_refused(broker: FakeBroker) -> No
 
 
 @pytest.mark.parametrize(
-    "parts", [{"-partition-0": ["s"], "-partition-1": []}, {"-partition-0": ["s"]}]
+    "parts",
+    [
+        {"-partition-0": ["fulfilment"], "-partition-1": []},
+        {"-partition-0": ["fulfilment"]},
+        {"-partition-0": ["analytics", "fulfilment"], "-partition-1": ["analytics"]},
+    ],
 )
 async def test_target_without_subscription_is_refused(
     broker: FakeBroker, parts: dict[str, list[str]]
 ) -> None:
     broker.namespaces["shop/prod"].topics["orders"].parts = parts
     deduplicate(broker, "orders")
-    with raises(Reason.TARGET_NOT_SUBSCRIBED, match="create-subscription"):
-        await prepare(broker, target={"type": "Source"})
+    for target in ({"type": "Source"}, {"type": "Topic", "topic": f"{NAMESPACE}/orders"}):
+        with raises(Reason.TARGET_NOT_SUBSCRIBED, match="create-subscription --subscription ful"):
+            await prepare(broker, target=target)
     assert rights(broker, "orders") == {}
+
+
+async def test_other_target_needs_any_durable_subscription(broker: FakeBroker) -> None:
+    deduplicate(broker, "checked")
+    target = {"type": "Topic", "topic": f"{NAMESPACE}/checked"}
+    parts = broker.namespaces["shop/prod"].topics["checked"].parts
+    parts[""] = []
+    with raises(Reason.TARGET_NOT_SUBSCRIBED, match="create-subscription --subscription NAME"):
+        await prepare(broker, target=target)
+    parts[""] = ["checks"]
+    await prepare(broker, target=target)
 
 
 async def test_missing_target_is_not_created(broker: FakeBroker) -> None:
@@ -251,11 +268,11 @@ async def test_target_with_only_system_subscriptions_is_refused(
 ) -> None:
     deduplicate(broker, "orders")
     topic = broker.namespaces["shop/prod"].topics["orders"]
-    topic.parts = {"-partition-0": ["s", only], "-partition-1": [only]}
+    topic.parts = {"-partition-0": ["fulfilment", only], "-partition-1": [only]}
     with raises(Reason.TARGET_NOT_SUBSCRIBED, match="subscriptions of readers"):
         await prepare(broker, target={"type": "Source"})
     assert rights(broker, "orders") == {}
-    topic.parts["-partition-1"].append("s")
+    topic.parts["-partition-1"].append("fulfilment")
     await prepare(broker, target={"type": "Source"})
 
 

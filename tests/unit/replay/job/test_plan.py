@@ -9,6 +9,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.admin.model import TopicSubscriptions
 from redrive.api.replay_status import Preview, ReplayRun
 from redrive.errors import RedriveError
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, REPLAYS
@@ -217,6 +219,26 @@ def partitions(rests: Entries) -> list[Partition]:
 
 def job(choice: Choice) -> ReplayJob:
     return ReplayJob("shop", "now", "uid", POLICY, "pulsar://p", "http://p", None, choice=choice)
+
+
+@pytest.mark.parametrize("subscriptions", [{"analytics"}, {"analytics", "fulfilment"}, None])
+@pytest.mark.parametrize("local", ["orders", "orders-fulfilment-RETRY", "checked"])
+def test_source_and_retry_topic_need_subscription_of_policy(
+    monkeypatch: pytest.MonkeyPatch, local: str, subscriptions: set[str] | None
+) -> None:
+    """The consumers of the policy receive nothing of a subscription of others."""
+    complete = frozenset({"fulfilment", "analytics"})
+    partial = None if subscriptions is None else frozenset(subscriptions)
+    stored = TopicSubscriptions((complete, partial))
+    monkeypatch.setattr(broker, "_asked", lambda *_: stored)
+    target = POLICY.topic.sibling(local)
+    to_target = replace(job(Choice()), target=None if target == POLICY.retry_topic else target)
+    ledger = SimpleNamespace(
+        records=SimpleNamespace(headers={"uid": SimpleNamespace(target_partitions=2)})
+    )
+    route = run._route(to_target, cast("Any", ledger), "uid/1")  # noqa: SLF001
+    expected = subscriptions if local == "checked" else "fulfilment" in (subscriptions or ())
+    assert route.is_subscribed() is bool(expected)
 
 
 @given(topics(), st.integers(1, 3), st.data())
