@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
+from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import RightsChange
 from redrive.api import Body
@@ -27,9 +28,9 @@ from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, resources
 from redrive.kube.client import NotFoundError, ReferenceNotFoundError
-from redrive.kube.connections import Connection, effective_spec
+from redrive.kube.connections import Connection
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import TOPIC_OWNER, Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
@@ -47,6 +48,8 @@ NEEDED = frozenset({"produce", "consume"})
 """Rights to send to a target and to search it for messages that were sent before."""
 READ = frozenset({"consume"})
 """Rights of an audit, which only reads its targets."""
+OF_POLICY = {"retryTopic": NEEDED, "deadLetterTopic": READ, "ledgerTopic": NEEDED}
+"""Rights of the replay role that a policy grants at its topics, by the fields of its status."""
 
 MAX_OF_NAMESPACE = 128
 """Maximum number of records that the Replays of one Kubernetes namespace have in the status of a
@@ -269,16 +272,14 @@ async def _revoke(replay: Body, record: TargetRights, connection: Key, ctx: Cont
     async with _locks.setdefault(topic, asyncio.Lock()):
         kept = _actions_of_others(replay, record, connection, ctx)
         taken = NEEDED.intersection(record.actions) - kept
-        if taken and not _is_of_policy(topic, ctx):
-            with (
-                opened.admin.granting(topic.namespace_name) as change,
-                suppress(
-                    AdminNotFoundError  # the topic is gone, and the right with it
-                ),
-            ):
-                await change([RightsChange(topic, record.role, take=taken)])
-            actions = f"{', '.join(sorted(taken))} of {record.role} on {record.topic}"
-            logger.info("Replay %s: rights revoked: %s", Key.of(replay), actions)
+        with suppress(AdminNotFoundError):  # the topic is gone, and the right with it
+            if taken:
+                taken -= await _actions_of_owner(topic, record.role, opened.admin, ctx)
+            if taken:
+                with opened.admin.granting(topic.namespace_name) as change:
+                    await change([RightsChange(topic, record.role, take=taken)])
+                actions = f"{', '.join(sorted(taken))} of {record.role} on {record.topic}"
+                logger.info("Replay %s: rights revoked: %s", Key.of(replay), actions)
         # Within the lock: of two Replays that end at once, the second has to see none of the first.
         records = _records_of(replay, connection, ctx)
         others = [other for other in records if other != record]
@@ -322,18 +323,25 @@ def _broker(connection: Key, ctx: Context) -> str:
     return connections.broker_of(connection, ctx.connections) or str(connection)
 
 
-def _is_of_policy(topic: TopicName, ctx: Context) -> bool:
-    """Return True if a policy has *topic* as one of its own, and grants rights there itself."""
-    for body in ctx.policies:
-        through = connections.connection_of(body)
-        defaults = connections.defaults_of(through, ctx.connections)
-        try:
-            spec = effective_spec(body, ctx.policies, defaults)
-        except RedriveError:
-            continue
-        if topic in spec.all_topics:
-            return True
-    return False
+async def _actions_of_owner(
+    topic: TopicName, role: str, admin: Admin, ctx: Context
+) -> frozenset[str]:
+    """Return the actions that the policy that owns a topic grants *role* there.
+
+    The broker records the owner, so policies that only name the topic do not count.
+    """
+    metadata = await admin.metadata(topic, partitioned=await admin.partitions(topic) > 0)
+    owner = metadata.properties.get(TOPIC_OWNER)
+    for policy in ctx.policies:
+        if f"{ctx.settings.cluster_id}/{Key.of(policy)}" == owner:
+            through = ctx.connections.get(connections.connection_of(policy)) or {}
+            replays = (through.get("spec") or {}).get("replay") or {}
+            names = policy.get("status") or {}
+            fields = [field for field in OF_POLICY if names.get(field) == str(topic)]
+            # No Replay reads a policy that discards its dead letters.
+            if replays.get("role") == role and fields and "deadLetterTopic" in names:
+                return OF_POLICY[fields[0]]
+    return frozenset()
 
 
 def publisher(ctx: Context) -> Publisher:

@@ -21,8 +21,9 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import TOPIC_OWNER, Key
 from redrive.kube.status import has_finalizer
+from redrive.provision.desired import GRANTS, Grantee
 from redrive.reasons import Reason
 from redrive.replay.controller import launch, rights
 from redrive.replay.controller.admission import ENDED_AT
@@ -286,17 +287,70 @@ async def test_shared_right_ends_with_replays_ending_at_once(place: Rights) -> N
     assert place.granted == {"billing": ["consume"]}
 
 
-async def test_right_on_topic_of_policy_stays(place: Rights) -> None:
+def adopt(
+    place: Rights, field: str, owner: str = "here/shop/billing", **status: str | None
+) -> None:
+    """Have a policy own `checked`, and name it in a field of its status."""
+    adopting = policy(subscription="billing", naming={field: f"{PREFIX}/checked"})
+    adopting["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+    names = {"deadLetterTopic": f"{PREFIX}/dead", field: f"{PREFIX}/checked", **status}
+    adopting["status"] |= {name: topic for name, topic in names.items() if topic}
+    place.ctx.policies.put(adopting)
+    place.broker.namespaces["shop/prod"].topics["checked"].properties = {TOPIC_OWNER: owner}
+
+
+@pytest.mark.parametrize(
+    ("field", "kept"),
+    [("retryTopic", BOTH), ("ledgerTopic", BOTH), ("deadLetterTopic", ["consume"])],
+)
+async def test_right_that_owner_of_topic_grants_stays(
+    place: Rights, field: str, kept: list[str]
+) -> None:
     """The policy needs the right by now, and grants it."""
     place.add("first")
     await place.prepare("first")
-    naming = {"retryTopic": f"{PREFIX}/checked"}
-    adopting = policy(subscription="billing", naming=naming)
-    adopting["metadata"] |= {"name": "billing", "uid": "uid-billing"}
-    place.ctx.policies.put(adopting)
+    adopt(place, field)
     await place.end("first", "Completed")
     await place.reconcile("first")
-    assert place.granted["replayer"] == BOTH
+    assert place.granted["replayer"] == kept
+    assert place.records == {}
+
+
+@pytest.mark.parametrize(
+    ("owner", "status", "role"),
+    [
+        ("", {}, "replayer"),
+        ("elsewhere/shop/billing", {}, "replayer"),
+        ("here/shop/billing", {"retryTopic": f"{PREFIX}/orders-billing-RETRY"}, "replayer"),
+        ("here/shop/billing", {"deadLetterTopic": None}, "replayer"),
+        ("here/shop/billing", {}, "other"),
+    ],
+    ids=["not-owned", "owned-by-other", "former-name", "discards", "other-role"],
+)
+async def test_right_without_grant_of_owner_is_revoked(
+    place: Rights, owner: str, status: dict[str, str | None], role: str
+) -> None:
+    """Anybody can create a policy that names the topic; it may be inadmissible, or elsewhere."""
+    place.add("first")
+    await place.prepare("first")
+    adopt(place, "retryTopic", owner, **status)
+    through = place.ctx.connections.get(Key("shop", "main"))
+    assert through is not None
+    replays = {**through["spec"]["replay"], "role": role}
+    place.ctx.connections.put({**through, "spec": {**through["spec"], "replay": replays}})
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    assert place.granted == {"billing": ["consume"]}
+    assert place.records == {}
+
+
+def test_rights_of_policies_are_those_that_they_grant() -> None:
+    grants = {
+        role.status_field: actions[Grantee.REPLAYS]
+        for role, actions in GRANTS.items()
+        if Grantee.REPLAYS in actions
+    }
+    assert grants == rights.OF_POLICY
 
 
 async def test_deletion_waits_for_broker_until_its_deadline(place: Rights) -> None:
