@@ -5,6 +5,11 @@ finalizer keeps the Replay until they are revoked, even if the operator did not 
 right that another Replay or a policy needs stays until the last of them ends. A right that others
 have granted to the role is never revoked.
 
+Two connections may name one broker by different URLs. So a Replay also joins the records of others
+for the same topic and role in the status of other connections: none of them is revoked under it,
+and each is revoked at its own broker by the last of its Replays. If the broker is another one, a
+right there may stay longer than it is needed.
+
 Only the operator can write this record: jobs may write the status of Replays, and authors their
 metadata.
 """
@@ -95,16 +100,18 @@ async def grant(  # noqa: PLR0913, PLR0917  parts of one right
             )
         missing = actions - namespace.permissions.get(str(topic), {}).get(role, frozenset())
         record = TargetRights(topic=str(topic), role=role, actions=tuple(sorted(missing)))
-        recorded = {
-            action
-            for own in _records_of(replay, connection.key, ctx)
-            if (own.topic, own.role) == (record.topic, record.role)
-            for action in own.actions
-        }
-        shared = actions & _actions_of_others(replay, record, connection.key, ctx)
-        if added := missing | shared | recorded:
-            record = record.model_copy(update={"actions": tuple(sorted(added))})
-            await _record(replay, record, connection.key, ctx)
+        for key in [Key.of(body) for body in ctx.connections]:
+            recorded = {
+                action
+                for own in _records_of(replay, key, ctx)
+                if (own.topic, own.role) == (record.topic, record.role)
+                for action in own.actions
+            }
+            shared = actions & _actions_of_others(replay, record, key, ctx)
+            granted = missing if key == connection.key else frozenset[str]()
+            if added := granted | shared | recorded:
+                own = record.model_copy(update={"actions": tuple(sorted(added))})
+                await _record(replay, own, key, ctx)
         if missing:
             with connection.admin.granting(topic.namespace_name) as change:
                 await change([RightsChange(topic, role, give=actions)])
@@ -206,13 +213,19 @@ async def release(replay: Body, ctx: Context) -> None:
     """Revoke the rights of an ended Replay, and remove its finalizer.
 
     Raises:
-        RedriveError: the broker or the API server does not answer; a repetition continues.
+        RedriveError: a broker or the API server does not answer; a repetition continues.
     """
     if not has_finalizer(replay, FINALIZER):
         return
+    failures: list[RedriveError] = []
     for connection in [Key.of(body) for body in ctx.connections]:
         for record in _records_of(replay, connection, ctx):
-            await _revoke(replay, record, connection, ctx)
+            try:
+                await _revoke(replay, record, connection, ctx)
+            except RedriveError as error:  # the broker of another tenant must not delay the others
+                failures.append(error)
+    if failures:
+        raise failures[0]
     replay = ctx.replays.get(Key.of(replay)) or replay
     await remove_finalizer(replay, FINALIZER, publisher(ctx))
 
@@ -301,26 +314,20 @@ async def _opened(connection: Key, namespace: str, ctx: Context) -> Connection:
 def _actions_of_others(
     replay: Body, record: TargetRights, connection: Key, ctx: Context
 ) -> frozenset[str]:
-    """Return the recorded actions of other Replays at the topic, for the same role.
+    """Return the actions that other Replays have on record in one connection, for topic and role.
 
     Records of Replays without the finalizer are ignored, because they are never revoked.
     """
-    uid, broker = replay["metadata"]["uid"], _broker(connection, ctx)
+    uid = replay["metadata"]["uid"]
     return frozenset(
         action
-        for key in map(Key.of, ctx.connections)
-        if _broker(key, ctx) == broker
-        for holder, records in _stored(key, ctx).items()
+        for holder, records in _stored(connection, ctx).items()
         if holder != uid
         for other in records
         if (other["topic"], other["role"]) == (record.topic, record.role)
         and any(has_finalizer(body, FINALIZER) for body in _with_uid(holder, ctx))
         for action in other["actions"]
     )
-
-
-def _broker(connection: Key, ctx: Context) -> str:
-    return connections.broker_of(connection, ctx.connections) or str(connection)
 
 
 async def _actions_of_owner(

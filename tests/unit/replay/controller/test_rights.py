@@ -16,6 +16,7 @@ import pytest
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.crds import REPLAY, structural
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -285,6 +286,98 @@ async def test_shared_right_ends_with_replays_ending_at_once(place: Rights) -> N
     await place.end("second", "Failed")
     await asyncio.gather(place.reconcile("first"), place.reconcile("second"))
     assert place.granted == {"billing": ["consume"]}
+
+
+def add_connection(place: Rights, spelling: str) -> FakeBroker:
+    """Create `second`, a Replay of a policy with another connection, and return its broker."""
+    through = connection()
+    through["metadata"] |= {"name": "other", "uid": "uid-other"}
+    broker = place.broker
+    if spelling == "another":
+        broker = FakeBroker()
+        topic = Topic(0, {}, {"": ["s"]})
+        topic.policies["deduplicationEnabled"] = True
+        broker.tenants = {"shop": []}
+        broker.namespaces = {"shop/prod": Namespace({"checked": topic})}
+    through["spec"]["pulsar"]["adminURL"] = f"http://{spelling}:8080"
+    place.kubernetes.add(resources.CONNECTIONS, through)
+    place.ctx.connections.put(through)
+    other = policy(subscription="billing", connectionRef={"name": "other"})
+    other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
+    place.ctx.policies.put(other)
+    place.add("first")
+    place.add("second", policyRef={"name": "billing"})
+    spec = BrokerConnectionSpec.model_validate(through["spec"])
+    admins = {"main": place.broker.admin(), "other": broker.admin()}
+
+    async def open_connection(key: Key) -> Connection:
+        return Connection(key, spec, admins[key.name])
+
+    async def resolve(ref: ConnectionRef, _: str) -> Connection:
+        return await open_connection(Key("shop", ref.name))
+
+    brokers = cast("Any", SimpleNamespace(resolve=resolve, open=open_connection))
+    place.ctx = dataclasses.replace(place.ctx, brokers=brokers)
+    return broker
+
+
+def stored_records(place: Rights) -> list[object]:
+    return [body.get("status", {}).get("targetRights") for body in place.ctx.connections]
+
+
+def replayer(broker: FakeBroker) -> list[str]:
+    grants = broker.namespaces["shop/prod"].grants.get(f"{PREFIX}/checked", {})
+    return sorted(grants.get("replayer", []))
+
+
+@pytest.mark.parametrize("spelling", ["alias", "another"])
+@pytest.mark.parametrize("earlier", ["first", "second"])
+@pytest.mark.parametrize("ending", ["first", "second"])
+async def test_right_shared_by_connections_ends_with_last_replay(
+    place: Rights, spelling: str, earlier: str, ending: str
+) -> None:
+    """The URLs of two connections do not show whether they name one broker."""
+    broker = add_connection(place, spelling)
+    names = ["first", "second"]
+    await place.prepare(earlier)
+    for name in names:
+        await place.prepare(name)
+    await place.end(ending, "Completed")
+    await place.reconcile(ending)
+    (running,) = set(names) - {ending}
+    assert replayer(broker if running == "second" else place.broker) == BOTH
+    await place.end(running, "Completed")
+    await place.reconcile(running)
+    assert (replayer(place.broker), replayer(broker)) == ([], [])
+    assert not any(stored_records(place))
+
+
+async def test_right_of_others_at_second_broker_stays(place: Rights) -> None:
+    """The Replay joins the record of the first broker, and records none for the second."""
+    broker = add_connection(place, "another")
+    broker.namespaces["shop/prod"].grants[f"{PREFIX}/checked"] = {"replayer": BOTH}
+    for name in ("first", "second"):
+        await place.prepare(name)
+    for name in ("first", "second"):
+        await place.end(name, "Completed")
+        await place.reconcile(name)
+    assert (replayer(place.broker), replayer(broker)) == ([], BOTH)
+    assert not any(stored_records(place))
+
+
+async def test_unavailable_broker_delays_no_other_revocation(place: Rights) -> None:
+    broker = add_connection(place, "another")
+    for name in ("first", "second"):
+        await place.prepare(name)
+    await place.end("first", "Completed")
+    await place.reconcile("first")
+    place.broker.fault = answering(500)
+    await place.end("second", "Completed")
+    assert await place.reconcile("second") is Requeue.SLOW_BACKOFF
+    assert (replayer(place.broker), replayer(broker)) == (BOTH, [])
+    place.broker.fault = None
+    await place.reconcile("second")
+    assert replayer(place.broker) == []
 
 
 def adopt(
