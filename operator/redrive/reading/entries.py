@@ -280,8 +280,18 @@ class WholeMessage(NamedTuple):
     content: bytes | None
 
 
+_CHUNK_BYTES = 1_024
+"""Upper bound of the memory of a chunk without its content and uuid. A chunk may have no content,
+so that without it any number of them would count as nothing."""
+
+
 class _Parts:
-    """The first chunks of a message."""
+    """The first chunks of a message.
+
+    Attributes:
+        size: bytes of their contents.
+        kept: bytes of memory that they count as.
+    """
 
     def __init__(self, first: Chunk) -> None:
         self.first = first
@@ -293,7 +303,8 @@ class _Parts:
 class ChunksRead:
     """Assembles messages from chunks, which may be interleaved. Pure.
 
-    It keeps at most `stored.MAX_CONTENT` bytes of incomplete messages, the latest.
+    It keeps at most `stored.MAX_CONTENT` bytes of incomplete messages, the latest, with their uuids
+    and `_CHUNK_BYTES` for each chunk. A single incomplete message is always kept.
 
     Args:
         max_content: limit of the content of a message in bytes. Content above it is not kept.
@@ -315,6 +326,7 @@ class ChunksRead:
         if not chunk.part:
             self._drop(chunk.uuid)
             self._parts[chunk.uuid] = _Parts(chunk)
+            self._count(self._parts[chunk.uuid], len(chunk.uuid))
         parts = self._parts.get(chunk.uuid)
         if parts is None:
             raise MissingChunkError(f"chunk {chunk.part} without the one before it")
@@ -328,19 +340,23 @@ class ChunksRead:
             raise MalformedEntryError(f"{size} bytes up to {chunk}, after {part} chunks")
         parts.entries.append(entry)
         parts.contents.append(content)
-        parts.size, parts.kept = size, parts.kept + len(content)
-        self._size += len(content)
+        parts.size = size
+        self._count(parts, len(content) + _CHUNK_BYTES)
         is_oversized = size > self._max_content
         if is_oversized:
-            self._size -= parts.kept
-            parts.contents, parts.kept = [], 0
+            self._count(parts, -sum(map(len, parts.contents)))
+            parts.contents = []
         if is_last:
             self._drop(chunk.uuid)
             whole = None if is_oversized else b"".join(parts.contents)
             return WholeMessage(tuple(parts.entries), whole)
-        while self._size > MAX_CONTENT:
+        while self._size > MAX_CONTENT and len(self._parts) > 1:
             self._drop(next(iter(self._parts)))
         return None
+
+    def _count(self, parts: _Parts, added: int) -> None:
+        parts.kept += added
+        self._size += added
 
     def _drop(self, uuid: bytes) -> None:
         if (parts := self._parts.pop(uuid, None)) is not None:

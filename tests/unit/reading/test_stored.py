@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from redrive.messages import id_text, partition_key, read_properties, schema_version
 from redrive.reading import frames, stored
-from redrive.reading.entries import ChunksRead
+from redrive.reading.entries import _CHUNK_BYTES, ChunksRead
 from redrive.reading.frames import OutgoingMessage
 from redrive.reading.positions import encode_nested
 from redrive.reading.queues import MessageQueue, parse_stored
@@ -304,7 +304,7 @@ def test_mismatched_chunks_make_no_message() -> None:
 
 
 def test_unfinished_messages_are_dropped_above_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redrive.reading.entries.MAX_CONTENT", 10)
+    monkeypatch.setattr("redrive.reading.entries.MAX_CONTENT", 10 + 2 * (1 + _CHUNK_BYTES))
     chunks = ChunksRead()
     for index, uuid in enumerate("abcd"):
         part = stored.Chunk(uuid.encode(), 0, 2, 8)
@@ -312,6 +312,38 @@ def test_unfinished_messages_are_dropped_above_a_size(monkeypatch: pytest.Monkey
     with pytest.raises(MalformedEntryError, match="without the one before it"):
         chunks.add(stored.Chunk(b"b", 1, 2, 8), (1, 4), b"5678")
     assert chunks.add(stored.Chunk(b"c", 1, 2, 8), (1, 5), b"5678") is not None
+
+
+@pytest.mark.parametrize(
+    ("length", "parts", "sets"), [(8, 1, 10_000), (2**16, 1, 200), (8, 1_000, 100)]
+)
+def test_unfinished_messages_without_content_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, length: int, parts: int, sets: int
+) -> None:
+    """Any role that may produce can store their entries, with uuids of mebibytes."""
+    limit = 2**20
+    monkeypatch.setattr("redrive.reading.entries.MAX_CONTENT", limit)
+    tracemalloc.start()
+    try:
+        chunks = ChunksRead()
+        for number in range(sets):
+            for part in range(parts):
+                uuid = b"%08d" % number + bytes(length - 8)
+                chunk = stored.Chunk(uuid, part, parts + 1, parts + 1)
+                assert chunks.add(chunk, (2**40 + number, 2**40 + part), b"") is None
+        memory, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert memory < 2 * limit
+
+
+def test_single_unfinished_message_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of the largest size has to be readable, whatever its chunks count as."""
+    monkeypatch.setattr("redrive.reading.entries.MAX_CONTENT", 8)
+    chunks = ChunksRead()
+    assert chunks.add(stored.Chunk(b"a", 0, 2, 8), (1, 0), b"1234") is None
+    whole = chunks.add(stored.Chunk(b"a", 1, 2, 8), (1, 1), b"5678")
+    assert whole == (((1, 0), (1, 1)), b"12345678")
 
 
 COMPRESSED = 1
