@@ -35,7 +35,7 @@ from redrive.kube import connections, resources
 from redrive.kube.client import NotFoundError, ReferenceNotFoundError
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
-from redrive.kube.resources import TOPIC_OWNER, Key
+from redrive.kube.resources import TOPIC_OWNER, Key, PolicyKey
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
@@ -223,11 +223,27 @@ async def release(replay: Body, ctx: Context) -> None:
             try:
                 await _revoke(replay, record, connection, ctx)
             except RedriveError as error:  # the broker of another tenant must not delay the others
-                failures.append(error)
+                failures.append(error if _is_own(connection, replay, ctx) else _elsewhere())
     if failures:
         raise failures[0]
     replay = ctx.replays.get(Key.of(replay)) or replay
     await remove_finalizer(replay, FINALIZER, publisher(ctx))
+
+
+def _is_own(connection: Key, replay: Body, ctx: Context) -> bool:
+    policy = PolicyKey.of(replay)
+    body = ctx.policies.get(Key(policy.namespace, policy.name))
+    through = None if body is None else connections.connection_of(body)
+    return connection == through or connection.namespace == policy.namespace
+
+
+def _elsewhere() -> RedriveError:
+    """Return an error without that of the connection, which may be of another tenant."""
+    return RedriveError(
+        "a right that another connection also has on record for the same target and role could "
+        "not be revoked",
+        remedy="no action needed: the operator tries again for ten minutes after a deletion",
+    )
 
 
 async def release_waiting(replay: Body, ctx: Context) -> bool:

@@ -17,7 +17,7 @@ from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.crds import REPLAY, structural
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import Requeue
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
@@ -378,6 +378,30 @@ async def test_unavailable_broker_delays_no_other_revocation(place: Rights) -> N
     place.broker.fault = None
     await place.reconcile("second")
     assert replayer(place.broker) == []
+
+
+async def test_error_at_a_connection_of_another_tenant_is_not_shown(
+    place: Rights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add("first")
+    await place.prepare("first")
+    through = connection()
+    through["metadata"] |= {"namespace": "infra", "name": "elsewhere", "uid": "uid-elsewhere"}
+    (own,) = place.ctx.connections
+    through["status"] = {"targetRights": own["status"]["targetRights"]}
+    place.ctx.connections.put(through)
+
+    async def fail(_: object, __: object, at: Key, ___: object) -> None:
+        raise RedriveError(f"no answer of {at.namespace}", remedy="wait")
+
+    monkeypatch.setattr(rights, "_revoke", fail)
+    (replay,) = place.ctx.replays
+    with pytest.raises(RedriveError, match="no answer of shop"):
+        await rights.release(replay, place.ctx)
+    place.ctx.connections.put({**own, "status": {}})
+    with pytest.raises(RedriveError, match="another connection") as raised:
+        await rights.release(replay, place.ctx)
+    assert "infra" not in str(raised.value)
 
 
 def adopt(
