@@ -28,6 +28,8 @@ spec:
     tls: {caRef: {kind: ConfigMap, name: broker-ca, key: ca.crt}}
   replay:
     authentication: {type: OAuth2, oauth2: {clientSecret: {secretRef: {name: client, key: secret}}}}
+  inspection:
+    destinations: [{name: archive, secretRef: {name: store-keys}}]
 ---
 apiVersion: redrive.io/v1beta1
 kind: RetryPolicy
@@ -73,7 +75,7 @@ KUSTOMIZATION: Mapping[str, Any] = {
     "components": ["component"],
     "secretGenerator": [
         {"name": name, "namespace": "shop", "literals": ["token=t"]}
-        for name in ("pulsar-admin", "client")
+        for name in ("pulsar-admin", "client", "store-keys")
     ],
     "configMapGenerator": [{"name": "broker-ca", "namespace": "shop", "literals": ["ca.crt=c"]}],
     "patches": [
@@ -119,13 +121,15 @@ def test_prefix_and_suffix_reach_every_reference(prefixed: Built) -> None:
         for kind, name in prefixed
         if kind in ("Secret", "ConfigMap")
     }
-    assert generated.keys() == {"pulsar-admin", "client", "broker-ca"}
+    assert generated.keys() == {"pulsar-admin", "client", "store-keys", "broker-ca"}
     connection = prefixed["BrokerConnection", "eu-main"]["spec"]
     token = connection["pulsar"]["authentication"]["token"]["secretRef"]["name"]
     secret = connection["replay"]["authentication"]["oauth2"]["clientSecret"]["secretRef"]["name"]
     authority = connection["pulsar"]["tls"]["caRef"]["name"]
     assert (token, secret) == (generated["pulsar-admin"], generated["client"])
     assert authority == generated["broker-ca"]
+    (destination,) = connection["inspection"]["destinations"]
+    assert destination["secretRef"]["name"] == generated["store-keys"]
     assert prefixed["Replay", "eu-again"]["spec"]["policyRef"]["name"] == "eu-orders"
     assert prefixed["ReplayApproval", "eu-again"]["spec"]["replayRef"]["name"] == "eu-again"
 
@@ -159,8 +163,8 @@ def test_patch_of_a_deployment_keeps_its_merge_keys(prefixed: Built) -> None:
 
 
 def references(schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the paths of all references in a schema."""
-    for name, field in schema.get("properties", {}).items():
+    """Yield the paths of all references in a schema; kustomize names no index of a list."""
+    for name, field in schema.get("items", schema).get("properties", {}).items():
         here = f"{path}/{name}"
         if here in REFERENCE_NAMES:
             yield here
