@@ -11,19 +11,15 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from http import HTTPStatus
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
-from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, unquote_plus, urlencode
 
@@ -33,6 +29,7 @@ from redrive import __version__
 from redrive.admin.proxies import proxy_for
 from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
+from redrive.cli.kubeconfig import INVALID, impersonation, loaders
 from redrive.cli.output import clean, say
 from redrive.errors import RedriveError
 from redrive.kube.resources import (
@@ -92,6 +89,7 @@ class Cluster:
     """Client of one API server.
 
     Attributes:
+        flags: as they were given.
         context: name of the context; empty in a pod without a kubeconfig.
         namespace: of the flags, else of the context, else `default`.
     """
@@ -103,14 +101,14 @@ class Cluster:
             ClusterError: there is no kubeconfig and no pod, or the context does not exist; or no
                 namespace can have the name of the flags.
         """
-        self._flags = flags
-        self._configuration, self.context, namespace = _configuration(flags)
+        self.flags = flags
+        self._configuration, self._acting, self.context, namespace = _configuration(flags)
         self.namespace = _checked("namespace", flags.namespace or namespace or "default")
 
     @property
     def scope(self) -> str | None:
         """Return the namespace to list; None for all."""
-        return None if self._flags.all_namespaces else self.namespace
+        return None if self.flags.all_namespaces else self.namespace
 
     @cached_property
     def user(self) -> str:
@@ -241,7 +239,7 @@ class Cluster:
         """
         response = self.send(method, path, body, query=query)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            self._configuration, *_ = _configuration(self._flags)
+            self._configuration, self._acting, *_ = _configuration(self.flags)
             self.__dict__.pop("_connections", None)
             response = self.send(method, path, body, query=query)
         answer: dict[str, Any]
@@ -267,7 +265,7 @@ class Cluster:
         Raises:
             ClusterError: no answer.
         """
-        configuration, seconds = self._configuration, self._flags.timeout_seconds
+        configuration, seconds = self._configuration, self.flags.timeout_seconds
         if configuration.refresh_api_key_hook is not None:
             configuration.refresh_api_key_hook(configuration)
         url = f"{configuration.host}{path}?{urlencode(query or {})}"
@@ -288,7 +286,7 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             raise self.silence(error) from error
         finally:
-            if self._flags.is_verbose:
+            if self.flags.is_verbose:
                 milliseconds = (time.monotonic() - begin) * 1_000
                 say(f"{method} {clean(unquote_plus(url))} {status} in {milliseconds:.0f} ms")
         return response
@@ -308,10 +306,7 @@ class Cluster:
         token = self._configuration.api_key.get("BearerToken")
         if token:
             yield "Authorization", token
-        if self._flags.user is not None:
-            yield "Impersonate-User", self._flags.user
-        for group in self._flags.groups:
-            yield "Impersonate-Group", group
+        yield from self._acting
 
     @cached_property
     def _connections(self) -> urllib3.PoolManager:
@@ -536,17 +531,19 @@ def _checked(kind: str, name: str) -> str:
     return name
 
 
-def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:
-    """Return the configuration of the client, the name of the context, and its namespace."""
-    loader, pod = _loaders()
+def _configuration(flags: ClusterFlags) -> tuple[Any, list[tuple[str, str]], str, str]:
+    """Return the configuration, headers of the impersonated user, the context, its namespace."""
+    loader, pod = loaders()
     paths = flags.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration = loader.Configuration()
     configuration.proxy = None  # unless the kubeconfig names one, `proxy_for` decides
     try:
         content = loader.KubeConfigMerger(paths).config
-        if content is None and flags.context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        is_named = flags.kubeconfig or flags.context
+        if content is None and not is_named and "KUBERNETES_SERVICE_HOST" in os.environ:
             pod.load_incluster_config(client_configuration=configuration)
-            return configuration, "", POD_NAMESPACE.read_text("utf-8")
+            acting = impersonation({}, flags.user, flags.groups)
+            return configuration, acting, "", POD_NAMESPACE.read_text("utf-8")
         if content is None:
             raise ClusterError(
                 "there is no kubeconfig", got=paths, remedy="set KUBECONFIG, or use --kubeconfig"
@@ -555,41 +552,13 @@ def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:
             config_dict=content, active_context=flags.context, config_base_path=None
         )
         config.load_and_set(configuration)
-    except (loader.ConfigException, OSError, TypeError, ValueError, loader.yaml.YAMLError) as error:
+        context = config.current_context
+        name = context["context"].get("user")
+        user = content["users"].get_with_name(name, safe=True) if name else None
+        entry = {} if user is None else user.value.get("user") or {}
+        acting = impersonation(entry, flags.user, flags.groups)
+    except (*INVALID, loader.ConfigException, loader.yaml.YAMLError) as error:
         raise ClusterError(
             "the kubeconfig can't be used", got=str(error), remedy="check it, and --context"
         ) from error
-    context = config.current_context
-    return configuration, context["name"], context["context"].get("namespace") or ""
-
-
-@cache
-def _loaders() -> tuple[Any, Any]:
-    """Import the loaders of kubeconfigs and of pods without the models of the client.
-
-    Meanwhile hollow modules are in the place of the two packages that would import the models.
-    """
-    loaders = "kubernetes.config.kube_config", "kubernetes.config.incluster_config"
-    hollow = () if "kubernetes" in sys.modules else ("kubernetes", "kubernetes.client")
-    try:
-        for name in hollow:
-            spec = find_spec(name)
-            if spec is None:
-                raise ModuleNotFoundError(f"no module {name}", name=name)
-            module: Any = ModuleType(name)
-            module.__path__ = spec.submodule_search_locations
-            sys.modules[name] = module
-        if hollow:
-            configuration = import_module("kubernetes.client.configuration")
-            module.Configuration = configuration.Configuration
-            module.ApiClient = _api_client
-        loader, pod = map(import_module, loaders)
-    finally:
-        for name in hollow:
-            sys.modules.pop(name, None)
-    return loader, pod
-
-
-def _api_client(**arguments: object) -> Any:  # noqa: ANN401  of the Kubernetes client
-    """Make the client that renews an expired token of OIDC, which needs the models."""
-    return import_module("kubernetes.client").ApiClient(**arguments)
+    return configuration, acting, context["name"], context["context"].get("namespace") or ""

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import click
 
 from redrive.api import Body
+from redrive.cli.kubeconfig import ImpersonatedName
 from redrive.cli.main import COMMANDS, COMPLETION_VARIABLE, overview, program_name
 from redrive.cli.output import output_option, print_object
 
@@ -212,9 +213,16 @@ def cluster_options(function: _Function, kind: type[ClusterFlags] = ClusterFlags
     @click.option("-n", "--namespace", metavar="NS", help="Namespace; default: of the context.")
     @click.option("--context", metavar="NAME", help="Context of the kubeconfig.")
     @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config.")
-    @click.option("--as", "user", metavar="USER", help="User to impersonate.")
     @click.option(
-        "--as-group", "groups", metavar="GROUP", multiple=True, help="Group to impersonate."
+        "--as", "user", type=ImpersonatedName(), metavar="USER", help="User to impersonate."
+    )
+    @click.option(
+        "--as-group",
+        "groups",
+        type=ImpersonatedName(),
+        metavar="GROUP",
+        multiple=True,
+        help="Group to impersonate.",
     )
     @click.option(
         "--request-timeout",

@@ -51,6 +51,7 @@ class ApiServer(ThreadingHTTPServer):
     Attributes:
         answers: by path, or `watch` and a path; a function is called for each request.
         requests: methods and paths, oldest first.
+        impersonated: headers `Impersonate-*` of the last request.
         closed: number of closed connections.
     """
 
@@ -62,7 +63,14 @@ class ApiServer(ThreadingHTTPServer):
         self.flags = ClusterFlags(kubeconfig=str(kubeconfig))
         self.answers: dict[str, Answer | Callable[[], Answer]] = {}
         self.requests: list[str] = []
+        self.impersonated: set[tuple[str, bytes]] = set()
         self.closed = 0
+
+    def add_user(self, user: Body) -> None:
+        """Give the user of the kubeconfig these fields."""
+        kubeconfig = Path(str(self.flags.kubeconfig))
+        text = kubeconfig.read_text("utf-8")
+        kubeconfig.write_text(text.replace("user: {}", f"user: {json.dumps(user)}"), "utf-8")
 
     def run(self, *arguments: str) -> int:
         """Run a command with this cluster; return its exit code."""
@@ -78,6 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
         name = f"watch {path}" if "watch=true" in query else path
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests.append(f"{self.command} {name}")
+        self.server.impersonated = {
+            (name.removeprefix("Impersonate-"), value.encode("latin-1"))
+            for name, value in self.headers.items()
+            if name.startswith("Impersonate-")
+        }
         answer = self.server.answers.get(name, (404, {}))
         status, body = answer() if callable(answer) else answer
         content = json.dumps(body).encode() if body else b""
@@ -187,6 +200,73 @@ def test_unreadable_kubeconfig_is_refused(
     error = capsys.readouterr().err
     assert error.startswith("error: the kubeconfig can't be used; got ")
     assert error.endswith("; check it, and --context\n")
+
+
+@pytest.mark.parametrize("flag", ["--kubeconfig", "--context"])
+def test_pod_is_no_default_of_a_named_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main(["status", flag, str(tmp_path / "typo.yaml")]) == 1
+    assert capsys.readouterr().err.startswith("error: there is no kubeconfig; got ")
+
+
+LIMITED = {
+    "as": "Łukasz", "as-uid": "7", "as-groups": ["g", "h"], "as-user-extra": {"Scope/%": ["x", "y"]}
+}  # fmt: skip
+EXTRA = {("Extra-Scope%2F%25", b"x"), ("Extra-Scope%2F%25", b"y"), ("Uid", b"7")}
+GROUPS = {("Group", b"g"), ("Group", b"h")}
+
+
+@pytest.mark.parametrize(
+    ("user", "flags", "headers"),
+    [
+        (LIMITED, [], {("User", "Łukasz".encode()), *GROUPS, *EXTRA}),
+        (LIMITED, ["--as", "ann"], {("User", b"ann"), *GROUPS, *EXTRA}),
+        (LIMITED, ["--as-group", "i"], {("User", "Łukasz".encode()), ("Group", b"i"), *EXTRA}),
+        ({}, ["--as", "Łukasz"], {("User", "Łukasz".encode())}),
+        ({}, ["--as", "\udcff"], {("User", b"\xff")}),
+        ({}, ["--as", ""], set()),
+    ],
+)
+def test_user_is_impersonated_as_by_kubectl(
+    server: ApiServer, user: Body, flags: list[str], headers: set[tuple[str, bytes]]
+) -> None:
+    """A flag replaces its own field of the kubeconfig, and no other one."""
+    server.add_user(user)
+    server.answers[POLICIES.path("shop")] = listed()
+    assert server.run("status", *flags) == 0
+    assert server.impersonated == headers
+
+
+@pytest.mark.parametrize(
+    ("user", "problem"),
+    [
+        ({"as-groups": ["g"]}, "need a user"),
+        ({"as": "a\nb"}, "without control characters"),
+        ({"as": 7}, "must be text"),
+        ({"as": "a", "as-user-extra": ["x"]}, "no attribute"),
+    ],
+)
+def test_invalid_impersonation_is_refused(
+    server: ApiServer, user: Body, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_user(user)
+    assert server.run("status") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: the kubeconfig can't be used; got ")
+    assert problem in error
+    assert not server.requests
+
+
+@pytest.mark.parametrize("flag", ["--as", "--as-group"])
+def test_name_with_a_line_break_is_wrong_usage(
+    server: ApiServer, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert server.run("status", flag, "a\nb") == 2
+    assert "has control characters" in capsys.readouterr().err
+    assert not server.requests
 
 
 BUSY = "the API server can't process the request now"
