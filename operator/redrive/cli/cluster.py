@@ -390,7 +390,7 @@ def clean_up(cluster: Cluster, resource: Resource, body: Body, patch: Body | Non
         pass  # it was deleted
     except ClusterError as error:
         key, kind = Key.of(body), resource.kind
-        words = ["kubectl", "delete", kind.lower(), key.name, "-n", key.namespace]
+        words = ["kubectl", "delete", kind.lower(), key.name, *cluster.flags.words(key.namespace)]
         if patch is not None:
             words[1] = "patch"
             words += ["--type", "merge", "-p", json.dumps(patch)]

@@ -146,17 +146,19 @@ class ClusterFlags:
             words: of the command line.
             namespace: of the object; None repeats `-n` as it was given.
         """
-        line = [*program_name().split(), *words]
-        for flag, value in (
-            ("-n", None if "-A" in words else namespace or self.namespace),
+        flags = self.words(None if "-A" in words else namespace or self.namespace)
+        return shlex.join([*program_name().split(), *words, *flags])
+
+    def words(self, namespace: str | None) -> list[str]:
+        """Return the flags for the same cluster and user, also of kubectl, and of a namespace."""
+        flags = (
+            ("-n", namespace),
             ("--context", self.context),
             ("--kubeconfig", self.kubeconfig),
             ("--as", self.user),
             *(("--as-group", group) for group in self.groups),
-        ):
-            if value is not None:
-                line += [flag, value]
-        return shlex.join(line)
+        )
+        return [word for flag, value in flags if value is not None for word in (flag, value)]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -16,7 +18,7 @@ import pytest
 from redrive.api import GROUP, VERSION, Body
 from redrive.cli import cluster as cluster_module
 from redrive.cli import policies
-from redrive.cli.cluster import SELF_REVIEWS, Cluster, ClusterError
+from redrive.cli.cluster import SELF_REVIEWS, Cluster, ClusterError, clean_up
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.cli.policies import View, history_of
@@ -267,6 +269,18 @@ def test_name_with_a_line_break_is_wrong_usage(
     assert server.run("status", flag, "a\nb") == 2
     assert "has control characters" in capsys.readouterr().err
     assert not server.requests
+
+
+@pytest.mark.parametrize("patch", [None, {"spec": {"cancel": True}}])
+def test_printed_command_has_the_flags_of_its_cluster(
+    server: ApiServer, patch: Body | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = replace(server.flags, context="shop", user="ann", groups=("g",))
+    server.answers[REPLAYS.path("shop", "fix")] = 503, {}
+    clean_up(Cluster(flags), REPLAYS, replay("fix", AT, None), patch)
+    command = capsys.readouterr().err.rpartition("; run ")[2]
+    options = ["-n", "shop", "--context", "shop", "--kubeconfig", str(flags.kubeconfig)]
+    assert shlex.split(command)[4:14] == [*options, "--as", "ann", "--as-group", "g"]
 
 
 BUSY = "the API server can't process the request now"

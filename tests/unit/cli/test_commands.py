@@ -246,7 +246,8 @@ def test_error_of_a_plan_is_kept_if_it_remains(
     plan = waiting("ReplayIdentityMissing") | {"spec": {"mode": mode}}
     plan["status"]["conditions"].append(stalled)
     states = repeat(SimpleNamespace(objects=(plan,), error=None))
-    cluster = SimpleNamespace(states=lambda *_: states, delete=refuse, patch=refuse)
+    calls = {"states": lambda *_: states, "delete": refuse, "patch": refuse}
+    cluster = SimpleNamespace(flags=ClusterFlags(), **calls)
     with pytest.raises(RedriveError, match="the plan can't start; got 'ReplayIdentityMissing"):
         replay_command.planned(cast("Any", cluster), plan)
     error = capsys.readouterr().err

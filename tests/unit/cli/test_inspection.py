@@ -21,6 +21,7 @@ from redrive.api import Body
 from redrive.api.inspection import InspectedMessages
 from redrive.cli import cluster_causes, inspection_run, output
 from redrive.cli.cluster import ClusterError, NotPermittedError
+from redrive.cli.frame import ClusterFlags
 from redrive.cli.inspection_request import InspectionRequest
 from redrive.cli.main import main
 from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
@@ -416,7 +417,8 @@ class LostCluster:
 
     namespace, user = "shop", "ann"
 
-    def __init__(self, _flags: object) -> None: ...
+    def __init__(self, flags: ClusterFlags) -> None:
+        self.flags = flags
 
     def get(self, *_: object) -> Body:
         return {"metadata": {"name": "orders", "namespace": self.namespace, "uid": "u"}}
