@@ -54,6 +54,8 @@ TICK_SECONDS = 1.0
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _OBJECT_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]*[A-Za-z0-9])?")
 """Names of objects, with those of RBAC; any other could be a part of a path or a query."""
+CONFLICT = "Conflict"
+"""Reason of the error of a write to an object that was changed since it was read."""
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 KINDS = (CONNECTIONS, POLICIES, REPLAYS, APPROVALS, INSPECTIONS)
@@ -179,12 +181,20 @@ class Cluster:
         path = resource.path(metadata["namespace"], metadata["name"])
         return self.request("PATCH", path, {**patch, "metadata": own}, query=_writing(dry_run))
 
-    def delete(self, resource: Resource, body: Body) -> None:
-        """Delete the object of *body* if it exists, unless another object has its name by now."""
+    def delete(self, resource: Resource, body: Body, *, only_as_read: bool = False) -> None:
+        """Delete the object of *body* if it exists, unless another object has its name by now.
+
+        Args:
+            resource: the kind.
+            body: the object as it was read.
+            only_as_read: True to refuse it, with the reason `CONFLICT`, if it was changed since.
+        """
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
+        fields = ("uid", "resourceVersion") if only_as_read else ("uid",)
+        preconditions = {field: metadata[field] for field in fields}
         with suppress(ObjectNotFoundError):
-            self.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
+            self.request("DELETE", path, {"preconditions": preconditions})
 
     def watch(
         self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
@@ -350,7 +360,9 @@ class Cluster:
         if status == HTTPStatus.CONFLICT:
             problem = "the object exists, or it changed meanwhile"
             remedy = "read the object again, and repeat the command"
-        elif "strict decoding error" in message:
+            reason = CONFLICT if answer.get("reason") == CONFLICT else None
+            return ClusterError(problem, got=message, remedy=remedy, reason=reason)
+        if "strict decoding error" in message:
             problem = f"the {GROUP} definitions of the cluster lack a field that this command sends"
             remedy = f"upgrade the chart to the release of this program, {__version__}"
         elif status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -376,14 +388,23 @@ class Cluster:
         )
 
 
-def clean_up(cluster: Cluster, resource: Resource, body: Body, patch: Body | None = None) -> None:
+def clean_up(
+    cluster: Cluster,
+    resource: Resource,
+    body: Body,
+    patch: Body | None = None,
+    delete: Callable[[Resource, Body], object] | None = None,
+) -> None:
     """Delete an object that a command has created, or *patch* it.
 
     Print an error with the command to run instead: the caller may have an error of its own.
+
+    Args:
+        delete: deletes it; defaults to the method of *cluster*.
     """
     try:
         if patch is None:
-            cluster.delete(resource, body)
+            (delete or cluster.delete)(resource, body)
         else:
             cluster.patch(resource, body, patch)
     except ObjectNotFoundError:

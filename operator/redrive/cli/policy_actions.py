@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import TypeVar
 
 import click
 
@@ -20,7 +21,7 @@ from redrive.api.annotations import (
     dead_letter_annotation,
     dead_letter_requests,
 )
-from redrive.cli.cluster import Cluster
+from redrive.cli.cluster import CONFLICT, Cluster, ClusterError
 from redrive.cli.frame import NOT_FINISHED, Seconds, WriteFlags, policy_argument, write_options
 from redrive.cli.output import age, now, say, written
 from redrive.errors import RedriveError
@@ -29,6 +30,9 @@ from redrive.policy.envelope import ORIGIN_FORM
 
 REFRESH_SECONDS = 15.0
 """Time in which the operator has to read the figures of one policy."""
+
+MAX_CONFLICTS = 10
+_Result = TypeVar("_Result")
 
 
 @click.command()
@@ -60,11 +64,21 @@ def _annotate(
     policy: Body,
     annotation: Mapping[str, str | None],
     dry_run: str | None = None,
+    *,
+    only_as_read: bool = False,
 ) -> Body:
-    """Set an annotation of a policy, and the one that names the caller; None removes it."""
-    annotations = {**annotation, resources.REQUESTED_BY: cluster.user}
-    patch = {"metadata": {"annotations": annotations}}
-    return cluster.patch(resources.POLICIES, policy, patch, dry_run=dry_run)
+    """Set an annotation of a policy, and the one that names the caller; None removes it.
+
+    Args:
+        only_as_read: True to refuse it, with the reason `CONFLICT`, if the policy was changed since
+            it was read: for a value that depends on the former one.
+    """
+    metadata: dict[str, object] = {
+        "annotations": {**annotation, resources.REQUESTED_BY: cluster.user}
+    }
+    if only_as_read:
+        metadata["resourceVersion"] = policy["metadata"]["resourceVersion"]
+    return cluster.patch(resources.POLICIES, policy, {"metadata": metadata}, dry_run=dry_run)
 
 
 @click.command()
@@ -135,35 +149,52 @@ def dead_letter(
     """
     if not (origins or stop):
         raise click.UsageError("name the message with --origin, or withdraw requests with --stop")
-    cluster = Cluster(flags)
-    body = cluster.get(resources.POLICIES, cluster.namespace, policy)
-    annotations, at = body["metadata"].get("annotations") or {}, now()
-    requests = {
-        request.origin: request
-        for request in dead_letter_requests(annotations.get(resources.DEAD_LETTER_NOW) or "", at)
-    }
-    if stop:
-        for origin in origins or tuple(requests):
-            requests.pop(origin, None)
-    else:
-        _check_keeps_dead_letters(body)
-        _check_active(body, flags)
-        end = at + timedelta(seconds=seconds)
-        requests |= {origin: DeadLetterRequest(origin, end) for origin in origins}
-    if len(requests) > MAX_REQUESTS:
-        hint = flags.hint("dead-letter", policy, "--stop")
-        raise RedriveError(
-            f"a policy has at most {MAX_REQUESTS} requests",
-            got=len(requests),
-            remedy=f"wait until others have ended, or withdraw them: {hint}",
-        )
-    annotation = {resources.DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
-    after = _annotate(cluster, body, annotation, flags.dry_run)
-    remaining_text = f"{len(requests)} requests are left" if requests else "no request is left"
+    cluster, at = Cluster(flags), now()
+    end = at + timedelta(seconds=seconds)
+
+    def change() -> tuple[Body, int]:
+        body = cluster.get(resources.POLICIES, cluster.namespace, policy)
+        requests = _requests(body, at)
+        if stop:
+            for origin in origins or tuple(requests):
+                requests.pop(origin, None)
+        else:
+            _check_keeps_dead_letters(body)
+            _check_active(body, flags)
+            requests |= {origin: DeadLetterRequest(origin, end) for origin in origins}
+        _check_number(len(requests), policy, flags)
+        annotation = {resources.DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
+        after = _annotate(cluster, body, annotation, flags.dry_run, only_as_read=True)
+        return after, len(requests)
+
+    after, count = without_conflict(change)
+    remaining_text = f"{count} requests are left" if count else "no request is left"
     requested_text = f"dead-letters {', '.join(origins)} at the next failure"
     flags.show(after, remaining_text if stop else requested_text)
     if not stop and flags.dry_run is None:
         say(f"ends at {written(end)}; withdraw it: {flags.hint('dead-letter', policy, '--stop')}")
+
+
+def _requests(policy: Body, at: datetime) -> dict[str, DeadLetterRequest]:
+    """Return the requests of a policy that have not ended, by origin."""
+    annotations = policy["metadata"].get("annotations") or {}
+    text = annotations.get(resources.DEAD_LETTER_NOW) or ""
+    return {request.origin: request for request in dead_letter_requests(text, at)}
+
+
+def _check_number(count: int, policy: str, flags: WriteFlags) -> None:
+    """Pass if a policy may have as many requests.
+
+    Raises:
+        RedriveError: it may not.
+    """
+    if count > MAX_REQUESTS:
+        hint = flags.hint("dead-letter", policy, "--stop")
+        raise RedriveError(
+            f"a policy has at most {MAX_REQUESTS} requests",
+            got=count,
+            remedy=f"wait until others have ended, or withdraw them: {hint}",
+        )
 
 
 def _check_keeps_dead_letters(policy: Body) -> None:
@@ -263,6 +294,23 @@ def refreshed(cluster: Cluster, policy: Body) -> Body:
     if after is None:
         say("the operator did not read the figures in time; these are older ones")
     return after or policy
+
+
+def without_conflict(change: Callable[[], _Result]) -> _Result:
+    """Return the result of *change*, which reads an object and writes it.
+
+    It is repeated if the object was changed in between.
+
+    Raises:
+        ClusterError: the object changes all the time, or *change* has failed.
+    """
+    for _ in range(MAX_CONFLICTS):
+        try:
+            return change()
+        except ClusterError as error:
+            if error.reason != CONFLICT:
+                raise
+    return change()
 
 
 def awaited(

@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +27,8 @@ import yaml
 import redrive
 from redrive.cli import cluster as cluster_module
 from redrive.cli import diff, policy_actions
+from redrive.cli.cluster import CONFLICT, ClusterError
 from redrive.cli.cluster import Cluster as Client
-from redrive.cli.cluster import ClusterError
 from redrive.cli.main import main
 from redrive.kube.resources import CONNECTIONS, INSPECTIONS, POLICIES, REPLAYS
 from sandbox import SOURCE_ROOT, builds
@@ -383,7 +384,7 @@ def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> No
 def test_diff_shows_why_a_policy_is_stalled_and_still_exists(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise ClusterError("not permitted", got="delete", remedy="ask")
 
     file = tmp_path / "policy.yaml"
@@ -403,6 +404,27 @@ def test_diff_shows_why_a_policy_is_stalled_and_still_exists(
     assert f"run kubectl delete retrypolicy fresh -n {shop.name}\n" in error
     assert "could not observe the RetryPolicy shop/fresh; got 'no such topic'; " in error
     shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "fresh"))
+
+
+def test_write_to_a_changed_object_is_a_conflict(shop: Shop) -> None:
+    body = {
+        **manifest("RetryPolicy", "raced"),
+        "metadata": {"name": "raced", "namespace": shop.name},
+    }
+    before = shop.client.create(POLICIES, body)
+    after = shop.client.patch(POLICIES, before, {"metadata": {"labels": {"team": "pay"}}})
+    version = before["metadata"]["resourceVersion"]
+    with pytest.raises(ClusterError) as patched:
+        shop.client.patch(POLICIES, before, {"metadata": {"resourceVersion": version}})
+    with pytest.raises(ClusterError) as deleted:
+        shop.client.delete(POLICIES, before, only_as_read=True)
+    assert patched.value.reason == deleted.value.reason == CONFLICT
+    shop.client.delete(POLICIES, after, only_as_read=True)
+    assert not shop.client.list(POLICIES, shop.name, fields="metadata.name=raced")
+
+
+def test_user_with_any_characters_is_impersonated(shop: Shop) -> None:
+    assert Client(replace(shop.client.flags, user="Łukasz")).user == "Łukasz"
 
 
 def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -16,14 +18,21 @@ from typing import Any
 import pytest
 
 from redrive.api import GROUP, VERSION, Body
+from redrive.api.annotations import (
+    DeadLetterRequest,
+    dead_letter_annotation,
+    dead_letter_requests,
+)
 from redrive.cli import cluster as cluster_module
-from redrive.cli import policies
+from redrive.cli import diff, policies
 from redrive.cli.cluster import SELF_REVIEWS, Cluster, ClusterError, clean_up
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
+from redrive.cli.output import now
 from redrive.cli.policies import View, history_of
-from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from redrive.kube.resources import CONNECTIONS, DEAD_LETTER_NOW, POLICIES, REPLAYS
 from tests.support.http_servers import http_proxy
+from tests.support.manifests import manifest
 from tests.support.waiting import wait_until
 
 AT = "2026-11-27T01:00:00Z"
@@ -37,10 +46,15 @@ users: [{{name: ann, user: {{}}}}]
 """
 POLICY: Body = {
     **POLICIES.typed,
-    "metadata": {"name": "orders", "namespace": "shop", "uid": "p"},
-    "spec": {"connectionRef": {"name": "main"}, "topic": "t", "subscription": "s"},
+    "metadata": {"name": "orders", "namespace": "shop", "uid": "p", "resourceVersion": "1"},
+    "spec": {
+        "connectionRef": {"name": "main"},
+        "topic": "persistent://shop/prod/orders",
+        "subscription": "s",
+    },
 }
 Answer = tuple[int, Body]
+CONFLICTING: Answer = 409, {"reason": "Conflict", "message": "modified"}
 
 
 def listed(*items: Body) -> Answer:
@@ -51,8 +65,9 @@ class ApiServer(ThreadingHTTPServer):
     """An API server with the answers of a test.
 
     Attributes:
-        answers: by path, or `watch` and a path; a function is called for each request.
+        answers: by path, or `watch` or a method and a path; a function is called for each request.
         requests: methods and paths, oldest first.
+        bodies: of these requests.
         impersonated: headers `Impersonate-*` of the last request.
         closed: number of closed connections.
     """
@@ -65,6 +80,7 @@ class ApiServer(ThreadingHTTPServer):
         self.flags = ClusterFlags(kubeconfig=str(kubeconfig))
         self.answers: dict[str, Answer | Callable[[], Answer]] = {}
         self.requests: list[str] = []
+        self.bodies: list[Body] = []
         self.impersonated: set[tuple[str, bytes]] = set()
         self.closed = 0
 
@@ -86,14 +102,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")
         name = f"watch {path}" if "watch=true" in query else path
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests.append(f"{self.command} {name}")
+        self.server.bodies.append(json.loads(content) if content else {})
         self.server.impersonated = {
             (name.removeprefix("Impersonate-"), value.encode("latin-1"))
             for name, value in self.headers.items()
             if name.startswith("Impersonate-")
         }
-        answer = self.server.answers.get(name, (404, {}))
+        answers = self.server.answers
+        answer = answers.get(f"{self.command} {name}", answers.get(name, (404, {})))
         status, body = answer() if callable(answer) else answer
         content = json.dumps(body).encode() if body else b""
         self.send_response(status)
@@ -421,6 +439,131 @@ def test_outage_is_not_ignored_without_the_operator(
     assert problem in capsys.readouterr().err
     assert server.run("ignore-outage", "orders", "--stop") == 0
     assert server.requests[-1].startswith("PATCH ")
+
+
+USER: Answer = 201, {"status": {"userInfo": {"username": "ann"}}}
+
+
+class Stored:
+    """The policy `orders`, as the API server stores it.
+
+    Attributes:
+        races: changes that others make, each just before a write.
+    """
+
+    def __init__(self, server: ApiServer, *races: Callable[[Body], object]) -> None:
+        self.body: Body | None = copy.deepcopy(POLICY)
+        self.races = list(races)
+        self._server = server
+        path = POLICIES.path("shop", "orders")
+        server.answers |= {SELF_REVIEWS: USER, f"GET {path}": self._read}
+        server.answers |= {f"PATCH {path}": self._patch, f"DELETE {path}": self._delete}
+
+    def _read(self) -> Answer:
+        return (404, {"details": {"name": "orders"}}) if self.body is None else (200, self.body)
+
+    def _is_stale(self, version: str | None) -> bool:
+        assert self.body is not None
+        metadata = self.body["metadata"]
+        if self.races:
+            self.races.pop(0)(self.body)
+            metadata["resourceVersion"] += "1"
+        return version not in {None, metadata["resourceVersion"]}
+
+    def _patch(self) -> Answer:
+        patch = self._server.bodies[-1]
+        if self._is_stale(patch["metadata"].get("resourceVersion")):
+            return CONFLICTING
+        assert self.body is not None
+        self.body["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
+        return 200, self.body
+
+    def _delete(self) -> Answer:
+        if self._is_stale(self._server.bodies[-1]["preconditions"].get("resourceVersion")):
+            return CONFLICTING
+        self.body = None
+        return 200, {}
+
+
+def requested(policy: Body) -> set[str]:
+    text = policy["metadata"].get("annotations", {}).get(DEAD_LETTER_NOW, "")
+    return {request.origin for request in dead_letter_requests(text, now())}
+
+
+def requesting(*origins: str) -> Callable[[Body], object]:
+    """Return another command that leaves these requests."""
+    text = dead_letter_annotation(
+        DeadLetterRequest(it, now() + timedelta(hours=1)) for it in origins
+    )
+    return lambda policy: policy["metadata"].update(annotations={DEAD_LETTER_NOW: text})
+
+
+@pytest.mark.parametrize("races", [1, 3])
+def test_concurrent_dead_letter_requests_are_kept(server: ApiServer, races: int) -> None:
+    stored = Stored(server, *(requesting("1:1:0", "2:2:0") for _ in range(races)))
+    assert server.run("dead-letter", "orders", "--origin", "3:3:0") == 0
+    assert stored.body is not None
+    assert requested(stored.body) == {"1:1:0", "2:2:0", "3:3:0"}
+    stored.races = [requesting("1:1:0", "3:3:0", "4:4:0")]
+    assert server.run("dead-letter", "orders", "--stop", "--origin", "3:3:0") == 0
+    assert requested(stored.body) == {"1:1:0", "4:4:0"}
+
+
+def test_policy_that_changes_all_the_time_is_an_error(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Stored(server, *(requesting("1:1:0") for _ in range(99)))
+    assert server.run("dead-letter", "orders", "--origin", "3:3:0") == 1
+    assert "it changed meanwhile" in capsys.readouterr().err
+
+
+def applied(policy: Body) -> None:
+    policy["spec"]["managementPolicy"] = "Manage"
+    policy["metadata"]["generation"] = 2
+
+
+def labelled(policy: Body) -> None:
+    policy["metadata"]["labels"] = {"argocd.argoproj.io/instance": "shop"}
+
+
+def observed(policy: dict[str, Any]) -> None:
+    """The operator writes the status."""
+    policy["status"] = {"conditions": []}
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("race", [applied, labelled, observed])
+def test_diff_keeps_a_policy_that_was_applied_meanwhile(
+    server: ApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    race: Callable[[Any], object],
+    *,
+    is_early: bool,
+) -> None:
+    """It is applied while the operator observes it, or just before the deletion."""
+    policy = copy.deepcopy(dict(POLICY))
+    policy["metadata"]["generation"] = 1
+    file = Path(str(server.flags.kubeconfig)).with_name("policy.yaml")
+    file.write_text(json.dumps(policy), "utf-8")
+    connection = manifest("BrokerConnection", "main")
+    connection["metadata"]["namespace"] = "shop"
+    stored = Stored(server, *(() if is_early else (race,)))
+    stored.body = None
+
+    def create() -> Answer:
+        stored.body = policy
+        return 201, policy
+
+    server.answers[f"POST {POLICIES.path('shop')}"] = create
+    server.answers[CONNECTIONS.path("shop", "main")] = 200, connection
+    monkeypatch.setattr(diff, "awaited", lambda *_: race(policy) if is_early else None)
+    assert server.run("diff", str(file), "--observe", "-n", "shop") == 2
+    is_kept = race is not observed
+    assert (stored.body is not None) == is_kept
+    error = capsys.readouterr().err
+    assert ("the RetryPolicy shop/orders was applied meanwhile, and is kept" in error) == is_kept
+    assert "could not observe the RetryPolicy shop/orders" in error
 
 
 def test_request_without_time_limit_is_sent(server: ApiServer) -> None:
