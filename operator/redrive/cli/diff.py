@@ -16,8 +16,9 @@ from redrive.api import Body
 from redrive.cli import develop
 from redrive.cli.cluster import Cluster, ObjectNotFoundError, clean_up
 from redrive.cli.frame import ClusterFlags, cluster_options
+from redrive.cli.output import say
 from redrive.cli.policies import conditions_of
-from redrive.cli.policy_actions import REFRESH_SECONDS, awaited
+from redrive.cli.policy_actions import REFRESH_SECONDS, awaited, without_conflict
 from redrive.errors import RedriveError
 from redrive.kube.resources import CONFIG_MAP_KEY, POLICIES, REQUESTED_BY, Key
 from redrive.lint.manifests import Manifests
@@ -47,7 +48,7 @@ def diff(file: str, flags: ClusterFlags, *, observe: bool) -> int:
 
     With --observe each policy that the cluster does not have is created with managementPolicy
     Observe. The operator lists the changes that it would make at the broker, and the policy is
-    deleted.
+    deleted. A policy that was applied meanwhile is kept.
 
     Exit code: 0 without differences, 1 with differences, 2 if they can't be determined.
     """
@@ -115,9 +116,34 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
                 remedy="see `redrive doctor`, or leave out --observe",
             )
     finally:
-        clean_up(cluster, POLICIES, created)
+        clean_up(cluster, POLICIES, created, delete=lambda *_: _withdraw(cluster, created))
     for change in latest["status"].get("plannedChanges") or ():
         yield f"+broker: {change}"
+
+
+def _withdraw(cluster: Cluster, created: Body) -> None:
+    """Delete a policy, but keep it if it was applied since its creation.
+
+    Raises:
+        ClusterError: it can't be read or deleted.
+    """
+    key = Key.of(created)
+
+    def content(policy: Body) -> list[object]:
+        return [policy["metadata"].get(field) for field in ("generation", "annotations", "labels")]
+
+    def delete() -> None:
+        policy = cluster.get(POLICIES, key.namespace, key.name)
+        metadata = policy["metadata"]
+        if metadata["uid"] != created["metadata"]["uid"] or "deletionTimestamp" in metadata:
+            return
+        if content(policy) == content(created):
+            cluster.delete(POLICIES, policy, only_as_read=True)
+        else:
+            hint = cluster.flags.hint("status", key.name, namespace=key.namespace)
+            say(f"warning: the RetryPolicy {key} was applied meanwhile, and is kept; see {hint}")
+
+    without_conflict(delete)
 
 
 def _immutable(live: Claim, claim: Claim) -> Iterator[str]:
