@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
+from redrive.admin.errors import without_master
 from redrive.admin.rocketmq import Master, QueueCounts
 from redrive.api.rocketmq import RocketMQRule
 from redrive.errors import Requeue
@@ -94,10 +95,13 @@ class FakeCluster:
         """Return the kept messages of a queue."""
         return list(parse_stored(b"".join(self._stored[topic, queue][self.first[topic, queue] :])))
 
-    async def masters(self) -> tuple[Master, ...]:
-        return (MASTER,)
+    async def masters(self, recorded: Sequence[str] = ()) -> tuple[Master, ...]:
+        missing = (Master(name, "") for name in recorded if name != MASTER.name)
+        return (MASTER, *missing)
 
-    async def topic(self, _master: Master, name: str) -> QueueCounts | None:
+    async def topic(self, master: Master, name: str) -> QueueCounts | None:
+        if not master.address:
+            raise without_master(master.name, "read a topic")
         count = self.counts.get(name)
         return None if count is None else QueueCounts(count, count, 6)
 

@@ -207,6 +207,42 @@ def unexpected_answer(address: str, got: str) -> AdminError:
     )
 
 
+def without_master(broker: str, call: str) -> AdminError:
+    """Return the error of *call* to the master of a broker of RocketMQ, which is not listed."""
+    return BrokerUnreachableError(
+        f"the name servers list no master of a broker: {call}",
+        got=broker,
+        remedy="start it; if it was removed permanently, remove it from status.masters of policies",
+    )
+
+
+_BUSY, _NO_PERMISSION = frozenset({2, 14}), 16
+"""Codes of answers to calls that a broker has not executed: it is busy or out of disk space, or the
+user has no right."""
+_MISSING = frozenset({17, 26, 206})
+"""Codes of answers about a missing topic or group, and a group without consumers."""
+
+
+def rocketmq_refusal(problem: str, code: int, remark: str) -> AdminError:
+    """Return the error of a call that a server of RocketMQ refused with a *code* and a *remark*."""
+    got = one_line(f"{code} {remark}")
+    if code in _MISSING:
+        return AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
+    if code == _NO_PERMISSION and "no permission" in remark:
+        return AdminForbiddenError(
+            problem, got=got, remedy="allow the user of the access key to do it, by its ACL"
+        )
+    if code == _NO_PERMISSION:  # an unknown user, or another secret key
+        return AuthenticationFailedError(
+            problem, got=got, remedy="use an access key that the broker accepts"
+        )
+    if code in _BUSY:
+        return BrokerFailedError(problem, got=got, remedy="No action needed: the operator retries")
+    return BrokerRefusedError(
+        problem, got=got, remedy="the operator retries; correct the cause in the answer"
+    )
+
+
 def one_line(text: str) -> str:
     """Return the beginning of a text of a broker, which logs and conditions can show."""
     words = " ".join(text.split())[:300]

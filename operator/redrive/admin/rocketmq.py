@@ -22,7 +22,7 @@ import re
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -83,19 +83,17 @@ class _Call(enum.IntEnum):
 
 
 _WRITES = frozenset({_Call.PUT_TOPIC, _Call.PUT_GROUP, _Call.DELETE_GROUP, _Call.DELETE_TOPIC})
-_BUSY, _NO_PERMISSION = frozenset({2, 14}), 16
-"""Codes of answers to calls that a broker has not executed: it is busy or out of disk space, or the
-user has no right."""
 _SUCCESSFUL = {_Call.PULL: frozenset({0, 19, 20, 21}), _Call.SEND: frozenset({0, 10, 11, 12})}
 """Codes of successful answers beside 0. A pull has none at the offset, none there yet, or an offset
 that the broker has deleted; each has the next offset. A sent message is stored, but not yet on disk
 or at a replica."""
-_MISSING = frozenset({17, 26, 206})
-"""Codes of answers about a missing topic or group, and a group without consumers."""
 
 
 class Master(NamedTuple):
-    """The broker of a replica group that accepts writes; a name server has no name."""
+    """The broker of a replica group that accepts writes.
+
+    A name server has no name. A master that no name server lists has no address.
+    """
 
     name: str
     address: str
@@ -237,6 +235,8 @@ class RocketMQSession:
         fields: Mapping[str, object],
         access: Access,
     ) -> RocketMQReply:
+        if not server.address:
+            raise errors.without_master(server.name, doing)
         header = {name: _text(value) for name, value in fields.items()}
         if access.signing_key is not None:
             header = _signed(header, body, *access.signing_key)
@@ -264,7 +264,7 @@ class RocketMQSession:
             ) from error
         if result in _SUCCESSFUL.get(code, (0,)):
             return answer
-        raise _refusal(f"{server} refused to {doing}", result, remark)
+        raise errors.rocketmq_refusal(f"{server} refused to {doing}", result, remark)
 
     async def _link(self, address: str, tls: ssl.SSLContext | None) -> _Link:
         if (link := self._links.get(address)) and time.monotonic() - link.used > _IDLE_SECONDS:
@@ -281,8 +281,13 @@ class RocketMQSession:
         with self._admin.dialer.shares.using(self._admin.namespace):
             return _object(body)
 
-    async def masters(self) -> tuple[Master, ...]:
+    async def masters(self, recorded: Collection[str] = ()) -> tuple[Master, ...]:
         """Return the masters, sorted by name, from the first name server that answers.
+
+        Each call to a master without address fails: it is down, and still has its topics.
+
+        Args:
+            recorded: names of masters that the cluster had before.
 
         Raises:
             AdminError: no name server answers, or the cluster has no master there, or too many.
@@ -295,11 +300,13 @@ class RocketMQSession:
             except errors.BrokerUnreachableError as error:
                 failure = failure or error
                 continue
-            return self._masters(self._object(answer.body), address)
+            return self._masters(self._object(answer.body), address, recorded)
         assert failure is not None  # noqa: S101  a connection has a name server
         raise failure
 
-    def _masters(self, listed: Mapping[str, Any], address: str) -> tuple[Master, ...]:
+    def _masters(
+        self, listed: Mapping[str, Any], address: str, recorded: Collection[str]
+    ) -> tuple[Master, ...]:
         clusters, brokers = listed.get("clusterAddrTable"), listed.get("brokerAddrTable")
         if not isinstance(clusters, dict) or not isinstance(brokers, dict):
             got = "a list of brokers without clusters or addresses"
@@ -314,19 +321,21 @@ class RocketMQSession:
                 remedy=f"use a cluster of at most {MAX_MASTERS}",
                 reason=Reason.LIMIT_EXCEEDED,
             )
-        masters = []
+        addresses = dict.fromkeys(recorded, "")
         for name in names:
             match brokers.get(name):
                 case {"brokerAddrs": {"0": str(master)}}:
                     self._admin.check_address(master)
-                    masters.append(Master(errors.one_line(name)[:255], master))
-        if not masters:
+                case _:
+                    master = ""
+            addresses[errors.one_line(name)[:255]] = master
+        if not any(addresses.values()):
             raise errors.BrokerUnreachableError(
                 f"the name server {address} lists no master of the cluster",
                 got=f"clusters {errors.one_line(', '.join(sorted(clusters))) or 'none'}",
                 remedy="start a master, or set rocketmq.cluster to one of these clusters",
             )
-        return tuple(masters)
+        return tuple(Master(name, master) for name, master in sorted(addresses.items()))
 
     async def version(self, master: Master) -> tuple[int, ...]:
         """Return the release of a master; empty if it does not show it."""
@@ -573,24 +582,3 @@ def _number(value: object, most: int, address: str) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > most:
         raise errors.unexpected_answer(address, "a value that is not a number within its bounds")
     return int(text)
-
-
-def _refusal(problem: str, code: int, remark: str) -> errors.AdminError:
-    got = errors.one_line(f"{code} {remark}")
-    if code in _MISSING:
-        return errors.AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
-    if code == _NO_PERMISSION and "no permission" in remark:
-        return errors.AdminForbiddenError(
-            problem, got=got, remedy="allow the user of the access key to do it, by its ACL"
-        )
-    if code == _NO_PERMISSION:  # an unknown user, or another secret key
-        return errors.AuthenticationFailedError(
-            problem, got=got, remedy="use an access key that the broker accepts"
-        )
-    if code in _BUSY:
-        return errors.BrokerFailedError(
-            problem, got=got, remedy="No action needed: the operator retries"
-        )
-    return errors.BrokerRefusedError(
-        problem, got=got, remedy="the operator retries; correct the cause in the answer"
-    )

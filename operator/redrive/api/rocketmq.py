@@ -258,10 +258,10 @@ class RocketMQCluster(model.ApiModel):
     the records of its Replays. Defaults to none: dead letters of this connection cannot be
     replayed."""
 
-    def messages(self, topic: str, group: str) -> RocketMQMessages:
-        """Return the address of a topic of the cluster, which *group* may read."""
+    def messages(self, topic: str, group: str, masters: tuple[str, ...] = ()) -> RocketMQMessages:
+        """Return the address of a topic that *group* may read; it is known to be at *masters*."""
         servers, hosts = list(self.name_servers), list(self.broker_hosts)
-        return RocketMQMessages(topic, group, servers, self.cluster, hosts)
+        return RocketMQMessages(topic, group, servers, self.cluster, hosts, masters)
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,7 @@ class RocketMQMessages:
     Attributes:
         group: consumer group that may read the topic.
         name_servers: see `RocketMQCluster`, also for the following ones.
+        masters: names of masters that have the topic, beside those that a name server lists.
     """
 
     topic: str
@@ -278,6 +279,7 @@ class RocketMQMessages:
     name_servers: Sequence[str]
     cluster: str | None
     broker_hosts: Sequence[str]
+    masters: tuple[str, ...] = ()
 
 
 ONE_BROKER = model.Rule(
@@ -404,7 +406,8 @@ class RocketMQRetryPolicyStatus(SharedPolicyStatus):
     masters: (
         Annotated[tuple[Annotated[str, Field(max_length=255)], ...], Field(max_length=64)] | None
     ) = None
-    """Masters at which the policy was last provisioned."""
+    """Masters at which the policy was last provisioned. One that the name servers no longer list
+    makes the policy `BrokerUnreachable`; remove its name here if it was removed permanently."""
 
     dead_letters: Annotated[int, Field(ge=0)] | None = None
     """Number of messages in the dead-letter topic at all masters, handled ones included, when the

@@ -560,7 +560,8 @@ class _RocketMQ:
         key = connection_of(policy)
         cluster = cluster_of(spec_at(key, ctx.connections), key)
         spec = parse_spec(RocketMQRetryPolicySpec, policy)
-        return cluster.messages(spec.dead_letter_topic, spec.group)
+        masters = policy["status"].get("masters") or ()
+        return cluster.messages(spec.dead_letter_topic, spec.group, tuple(masters))
 
 
 _BROKERS: dict[str, _Broker] = {

@@ -34,11 +34,14 @@ class DeadLetterQueues:
         return self.messages.topic
 
     def plan(self, choice: Choice, newest: int | None, max_bytes: int | None) -> MessageReading:  # noqa: ARG002
-        """Plan a reading, see `MessageSource`. Masters show no size of a message."""
+        """Plan a reading, see `MessageSource`. Masters show no size of a message.
+
+        Raises:
+            RedriveError: a master does not answer, also one that no name server lists.
+        """
         with self.cluster() as cluster:
-            queues = [
-                queue for master in cluster.masters() for queue in cluster.queues(master, self.name)
-            ]
+            masters = cluster.all_masters()
+            queues = [queue for master in masters for queue in cluster.queues(master, self.name)]
         sizes = [len(queue.offsets) for queue in queues]
         total = sum(sizes)
         shares = sizes if newest is None else even_shares(sizes, newest)

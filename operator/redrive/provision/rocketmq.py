@@ -1,9 +1,9 @@
 """Reconciliation and deletion of a RocketMQRetryPolicy, and its work queue.
 
 The steps are those of a RetryPolicy: desired → observe → diff → apply, at each master. A master
-that does not answer fails the policy after the others are provisioned. There is no circuit breaker:
-while a broker is down, for ten minutes as well, each policy shows `BrokerUnreachable` and is
-reconciled again at most 15 s apart.
+that does not answer, or is no longer listed, fails the policy after the others are provisioned.
+There is no circuit breaker: while a broker is down, for ten minutes as well, each policy shows
+`BrokerUnreachable` and is reconciled again at most 15 s apart.
 
 Who may delete a topic or a group: a policy with `deletionPolicy: Delete` and a rule of the
 connection with `deletion: Allowed`, if redrive created it. No consumer may be connected, and a
@@ -134,7 +134,7 @@ class RocketMQReconciler(Reconciler):
         want = groups.desired_group(spec, replays=connection.has_replays)
         observes, converged = _observes(spec), _Converged()
         async with connection.admin.session() as session:
-            masters = await session.masters()
+            masters = await session.masters(self._masters(body))
             await self._observe(spec, want, masters, session, converged)
             converged.planned = [
                 a for state in converged.states for a in groups.diff_group(want, state)
@@ -165,12 +165,18 @@ class RocketMQReconciler(Reconciler):
     def _broker(self, body: Body) -> str:
         return digest_of(self._claims.broker_of(body))
 
+    def _is_recorded(self, body: Body) -> bool:
+        """Return True if the status of a policy is about its present cluster."""
+        return internal(body).get(BROKER_DIGEST) == self._broker(body)
+
     def _recorded(self, body: Body) -> set[str]:
         """Return the names that redrive created at the present cluster of a policy."""
-        own = internal(body)
-        return (
-            set(own.get(CREATED) or ()) if own.get(BROKER_DIGEST) == self._broker(body) else set()
-        )
+        return set(internal(body).get(CREATED) or ()) if self._is_recorded(body) else set()
+
+    def _masters(self, body: Body) -> Sequence[str]:
+        """Return the masters of its present cluster at which a policy was provisioned."""
+        masters: Sequence[str] = body.get("status", {}).get("masters") or ()
+        return masters if self._is_recorded(body) else ()
 
     async def _observe(
         self,
@@ -209,7 +215,7 @@ class RocketMQReconciler(Reconciler):
     async def _record_intent(
         self, want: groups.DesiredGroup, body: Body, converged: _Converged
     ) -> Body:
-        """Record the names that are about to be created, and return the policy.
+        """Record the names that are about to be created, and where, and return the policy.
 
         Raises:
             KubernetesError: the write failed; nothing may be created then.
@@ -220,7 +226,7 @@ class RocketMQReconciler(Reconciler):
         if converged.failures or missing <= recorded:  # the other masters may have them
             return body
         own = {CREATED: sorted(recorded | missing), BROKER_DIGEST: self._broker(body)}
-        fields = {INTERNAL: own}
+        fields = {INTERNAL: own, "masters": [state.master.name for state in converged.states]}
         after = await self._ctx.kubernetes.patch_status(self._resource, Key.of(body), fields)
         self._table.renew(after)
         return after
@@ -246,7 +252,7 @@ class RocketMQReconciler(Reconciler):
         stays = [f"{name}, which redrive did not create" for name in names if name not in recorded]
         done: list[groups.GroupAction] = []
         async with connection.admin.session() as session:
-            masters = await session.masters()
+            masters = await session.masters(self._masters(body))
             await _check_unused(spec.group, masters, session)
             for name in created:
                 # The records of a ledger are about the dead letters, which are deleted before.

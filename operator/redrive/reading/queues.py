@@ -63,7 +63,7 @@ class QueueCluster:
     """
 
     def __init__(self, messages: RocketMQMessages, credentials: BrokerCredentials) -> None:
-        self._group = messages.group
+        self._group, self._recorded = messages.group, messages.masters
         self._runner = asyncio.Runner()
         self._session = RocketMQSession(
             RocketMQAdmin(
@@ -82,8 +82,12 @@ class QueueCluster:
         self._runner.close()
 
     def masters(self) -> tuple[Master, ...]:
-        """Return the masters."""
-        return self._runner.run(self._session.masters())
+        """Return the masters that a name server lists."""
+        return tuple(master for master in self.all_masters() if master.address)
+
+    def all_masters(self) -> tuple[Master, ...]:
+        """Return the masters, also those that are down, see `RocketMQSession.masters`."""
+        return self._runner.run(self._session.masters(self._recorded))
 
     def queues(self, master: Master, topic: str) -> list[MessageQueue]:
         """Return the queues of a topic at a master, with the offsets of the kept messages.

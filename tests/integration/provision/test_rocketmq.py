@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -70,8 +71,12 @@ def page(shop: Shop, rocketmq: RocketMQ, tmp_path: Path) -> str:
         text = text.replace("rocketmq-namesrv.rocketmq.svc:9876", rocketmq.name_server)
         (tmp_path / manifest.name).write_text(text, "utf-8")
     _, block = commands(ROCKETMQ, "Apply a policy")
-    script = block.text.replace("-n shop ", f"-n {shop.namespace} ")
-    script = script.replace("examples/04-rocketmq", str(tmp_path))
+    return run(shop, block.text.replace("examples/04-rocketmq", str(tmp_path)))
+
+
+def run(shop: Shop, script: str) -> str:
+    """Run commands of the page in the namespace of the test; return their output."""
+    script = script.replace("-n shop ", f"-n {shop.namespace} ")
     environment = {"PATH": f"{builds.kubernetes()}:{os.environ['PATH']}"}
     environment["KUBECONFIG"] = str(shop.cluster.kubeconfig)
     return subprocess.run(
@@ -119,6 +124,22 @@ def test_page_provisions_a_group_whose_drift_is_repaired(
     kept = at_master(rocketmq, lambda s, m: s.group(m, "fulfilment"))
     assert kept is not None
     assert kept["consumeEnable"] is False
+
+
+def test_master_that_is_gone_is_named_until_it_is_removed(shop: Shop) -> None:
+    apply_policy(shop)
+    shop.reaches("orders", "Provisioned", KIND)
+    recorded = json.dumps({"status": {"masters": ["broker-a", "broker-b"]}})
+    patch = f"kubectl -n shop patch {KIND} orders --subresource=status --type=merge"
+    run(shop, f"{patch} -p '{recorded}'")
+    status = shop.reaches("orders", "BrokerUnreachable", KIND)["status"]
+    (ready,) = [c for c in status["conditions"] if c["type"] == "Ready"]
+    assert "the name servers list no master of a broker" in ready["message"]
+    assert "got 'broker-b'" in ready["message"]
+    assert status["masters"] == ["broker-a", "broker-b"]
+    (block,) = commands(ROCKETMQ, "Objects at each master")
+    run(shop, block.text.replace("orders-fulfilment", "orders"))
+    shop.reaches("orders", "Provisioned", KIND)
 
 
 def test_deletion_removes_group_and_keeps_dead_letters(shop: Shop, rocketmq: RocketMQ) -> None:

@@ -136,6 +136,27 @@ async def test_second_name_server_is_used_if_the_first_is_down() -> None:
             assert await session.masters() == (Master("a", "127.0.0.1:10911"),)
 
 
+async def test_master_that_is_not_listed_is_unreachable() -> None:
+    brokers = {
+        name: {"brokerAddrs": {number: "127.0.0.1:10911"}}
+        for name, number in (("a", "0"), ("slave-only", "1"))
+    }
+    names = ["slave-only", "without-addresses", "a"]
+    table = {"brokerAddrTable": brokers, "clusterAddrTable": {"one": names}}
+
+    def answer(header: dict[str, Any]) -> bytes:
+        return frame(json.dumps(table).encode(), opaque=header["opaque"])
+
+    async with serving(answer) as address, RocketMQAdmin([address], Access()).session() as session:
+        listed, *others = await session.masters(["a", "gone"])
+        assert listed == Master("a", "127.0.0.1:10911")
+        assert others == [Master(name, "") for name in ("gone", "slave-only", "without-addresses")]
+        for master in others:
+            with pytest.raises(RedriveError, match=f"got '{master.name}'") as refused:
+                await session.has_consumers(master, "g")
+            assert refused.value.reason is Reason.BROKER_UNREACHABLE
+
+
 @pytest.mark.parametrize("host", ["localhost", "other.example"])
 async def test_certificate_must_be_for_the_host_of_the_address(host: str) -> None:
     authority, server = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

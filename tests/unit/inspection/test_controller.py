@@ -170,7 +170,7 @@ ROCKETMQ_POLICY = named(
     "RocketMQRetryPolicy",
     "orders",
     {"connectionRef": {"name": "main"}, "topic": "orders", "group": "fulfilment"},
-    status=policy()["status"],
+    status={**policy()["status"], "masters": ["broker-a"]},
 )
 IN_ROCKETMQ = {"kind": "RocketMQRetryPolicy", "name": "orders"}
 ACCESS_KEY = {
@@ -189,7 +189,7 @@ async def test_job_reads_dead_letters_of_rocketmq() -> None:
     (job,) = api.objects[resources.JOBS].values()
     pod = job["spec"]["template"]["spec"]
     assert InspectionJob.decode(pod["containers"][0]["args"][-1]).source == RocketMQMessages(
-        "%DLQ%fulfilment", "fulfilment", ["rocketmq:9876"], None, ["broker-*"]
+        "%DLQ%fulfilment", "fulfilment", ["rocketmq:9876"], None, ["broker-*"], ("broker-a",)
     )
     access = BrokerAccess.decode(pod["containers"][0]["env"][-1]["value"])
     assert (access.method, access.user) == (Method.ACCESS_KEY, "inspector")

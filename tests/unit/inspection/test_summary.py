@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from redrive.policy.values import time_text
 from redrive.reading import bitmap, broker, queues
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Acknowledged, Partition
+from redrive.reasons import Reason
 from redrive.replay.spec import Choice
 from tests.support.dead_letter_rows import SENT, dead_letter
 from tests.support.fake_rocketmq import FakeCluster
@@ -291,6 +293,12 @@ def test_deleted_messages_are_skipped(source: DeadLetterQueues, cluster: FakeClu
     cluster.first[DEAD_LETTERS, 0] = 5
     assert sum(1 for _ in reading.selected(lambda: None)) == 2 + 9
     assert reading.entries == 14
+
+
+def test_reading_fails_without_a_recorded_master(source: DeadLetterQueues) -> None:
+    messages = replace(source.messages, masters=("broker-a", "broker-b"))
+    with raises(Reason.BROKER_UNREACHABLE, match="got 'broker-b'"):
+        replace(source, messages=messages).plan(Choice(), None, None)
 
 
 def test_silent_master_ends_the_reading(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,10 +16,11 @@ from redrive.admin.rocketmq import Master, QueueCounts, RocketMQSession
 from redrive.api.conditions import find, is_ready, reason
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
-from redrive.kube.resources import PAUSE, Key
+from redrive.kube.resources import PAUSE, ROCKETMQ_POLICIES, Key
+from redrive.provision.finalize import CLEANUP_DEADLINE
 from redrive.provision.groups import GroupClaims
 from redrive.provision.request import ContestedError, digest_of
-from tests.support.fake_rocketmq import RocketMQPolicy
+from tests.support.fake_rocketmq import NOW, RocketMQPolicy
 
 KEY = Key("shop", "orders")
 RETRY, DEAD, LEDGER = "%RETRY%fulfilment", "%DLQ%fulfilment", "redrive-ledger-fulfilment"
@@ -28,11 +29,17 @@ MASTERS = (Master("a", "a:1"), Master("b", "b:1"))
 
 @dataclass
 class Masters:
-    """Groups and topics of two masters; calls to a master in `down` fail."""
+    """Groups and topics of two masters.
+
+    Attributes:
+        down: masters that do not answer.
+        unlisted: masters that no name server lists.
+    """
 
     groups: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     topics: dict[tuple[str, str], QueueCounts] = field(default_factory=dict)
     down: set[str] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)
     stored: int = 0
     writes: int = 0
 
@@ -40,15 +47,19 @@ class Masters:
     async def session(self) -> AsyncIterator[Masters]:
         yield self
 
-    async def masters(self) -> tuple[Master, ...]:
-        return MASTERS
+    async def masters(self, recorded: Sequence[str] = ()) -> tuple[Master, ...]:
+        listed = {m.name: m.address for m in MASTERS if m.name not in self.unlisted}
+        return tuple(Master(n, listed.get(n, "")) for n in sorted({*listed, *recorded}))
+
+    def _check(self, master: Master) -> None:
+        if master.name in self.down or not master.address:
+            raise BrokerUnreachableError("down", got=master.name, remedy="start it")
 
     async def retention(self, _: Master) -> timedelta:
         return timedelta(hours=72)
 
     async def topic(self, master: Master, name: str) -> QueueCounts | None:
-        if master.name in self.down:
-            raise BrokerUnreachableError("down", remedy="start it")
+        self._check(master)
         return self.topics.get((master.name, name))
 
     async def group(self, master: Master, name: str) -> dict[str, Any] | None:
@@ -60,7 +71,8 @@ class Masters:
     async def messages(self, master: Master, topic: str) -> int:
         return await RocketMQSession.messages(cast("RocketMQSession", self), master, topic)
 
-    async def has_consumers(self, *_: object) -> bool:
+    async def has_consumers(self, master: Master, _: str) -> bool:
+        self._check(master)
         return False
 
     async def put_group(self, master: Master, settings: dict[str, Any]) -> None:
@@ -125,6 +137,60 @@ async def test_master_that_is_down_does_not_stop_the_others() -> None:
     assert shop.cluster.groups.keys() == {("a", "fulfilment"), ("b", "fulfilment")}
 
 
+async def test_unlisted_master_is_as_one_that_is_down() -> None:
+    """The policy was provisioned there; it may also have been removed permanently."""
+    shop = Shop()
+    await shop.reconcile()
+    shop.cluster.unlisted = {"b"}
+    del shop.cluster.topics["a", DEAD]
+    assert await shop.reconcile(failures=1) is Requeue.BACKOFF
+    assert ("a", DEAD) in shop.cluster.topics
+    assert reason(shop.body) == "BrokerUnreachable"
+    ready = find(shop.body, "Ready")
+    assert ready is not None
+    assert "got 'b'" in ready.message
+    assert shop.body["status"]["masters"] == ["a", "b"]
+    fields = {"masters": ["a"]}
+    shop.ctx.rocketmq_policies.put(
+        await shop.kubernetes.patch_status(ROCKETMQ_POLICIES, KEY, fields)
+    )
+    await shop.reconcile()
+    assert is_ready(shop.body)
+
+
+async def test_masters_are_recorded_before_their_objects_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = Shop()
+
+    async def crash(*_: object) -> None:
+        assert shop.body["status"]["masters"] == ["a", "b"]
+        raise BrokerUnreachableError("down", remedy="start it")
+
+    monkeypatch.setattr(shop.cluster, "put_group", crash)
+    assert await shop.reconcile() is Requeue.BACKOFF
+    assert reason(shop.body) == "BrokerUnreachable"
+
+
+@pytest.mark.parametrize("field", ["down", "unlisted"])
+async def test_deletion_waits_for_a_missing_master(field: str) -> None:
+    shop = Shop(deletionPolicy="Delete")
+    await shop.reconcile()
+    setattr(shop.cluster, field, {"b"})
+    body = shop.body
+    body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "9999"}
+    shop.ctx.rocketmq_policies.put(body)
+    await shop.reconcile()
+    assert shop.body is not None
+    assert ("b", "fulfilment") in shop.cluster.groups
+    shop.ctx.clock = lambda: NOW + CLEANUP_DEADLINE
+    await shop.reconcile()
+    assert shop.body is None
+    *_, (_, event, text) = shop.kubernetes.announced()
+    assert event == "CleanupAbandoned"
+    assert "got 'b'" in text
+
+
 async def test_observing_policy_writes_nothing() -> None:
     shop = Shop(managementPolicy="Observe")
     await shop.reconcile()
@@ -178,6 +244,7 @@ async def test_record_of_another_cluster_deletes_nothing(*, is_provisioned: bool
         {"metadata": {**metadata, "generation": 2, "resourceVersion": "2"}, "spec": other}
     )
     if is_provisioned:  # there, where the group and the topics exist
+        shop.cluster.unlisted = {"b"}  # which the other cluster does not have
         await shop.reconcile()
         assert is_ready(shop.body)
     body = shop.body
