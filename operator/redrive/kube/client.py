@@ -511,7 +511,8 @@ def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> 
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "generateName": f"{metadata['name'][:50]}-",
+            # A name may have a dot only between letters or digits.
+            "generateName": f"{metadata['name'][:50].rstrip('.-')}-",
             "namespace": metadata["namespace"],
         },
         "involvedObject": {

@@ -483,6 +483,16 @@ async def test_event_has_its_object_and_bounded_length() -> None:
     assert {event["firstTimestamp"], event["lastTimestamp"]} == {"2026-01-01T12:00:00Z"}
 
 
+@pytest.mark.parametrize("end", [".", "-", "--"])
+async def test_event_of_a_cut_name_has_a_valid_name(end: str) -> None:
+    letters = "a" * (50 - len(end))
+    about = {**BODY, "metadata": {**BODY["metadata"], "name": f"{letters}{end}b"}}
+    api, now = FakeKubernetes(), datetime(2026, 1, 1, 12, tzinfo=UTC)
+    await api.emit(about, kind="Normal", reason="Launched", message="m", now=now)
+    (event,) = api.events
+    assert event["metadata"]["generateName"] == f"{letters}-"
+
+
 KINDS = (
     resources.CONNECTIONS,
     resources.POLICIES,
