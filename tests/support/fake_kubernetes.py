@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from redrive.api import Body
 from redrive.kube import resources
-from redrive.kube.client import ConflictError, Kubernetes, NotFoundError, Versions
+from redrive.kube.client import ConflictError, EventBudget, Kubernetes, NotFoundError, Versions
 from redrive.kube.resources import Key, Resource, keep_of
 
 Hook = Callable[[str, Resource, Key], None]
@@ -56,6 +56,7 @@ class FakeKubernetes(Kubernetes):
         self._unseen = asyncio.Queue[Write]()
         self._applied: dict[tuple[Resource, Key, str], Body] = {}
         self.version = 1000
+        self.event_budget = EventBudget()
 
     def add(self, resource: Resource, *bodies: Body) -> None:
         """Store objects as they are, with the versions that they have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from redrive.errors import RedriveError, Requeue
 from redrive.reasons import Reason
@@ -88,6 +89,20 @@ class UnsupportedError(AdminError):
     reason = Reason.UNSUPPORTED
 
 
+def without_words(reason: str, message: str) -> str:
+    """Return the message of a condition without the answer of a broker or issuer in it.
+
+    The answer may differ at each call, while the condition is the same.
+
+    Args:
+        reason: reason of the condition.
+        message: its message, with the text of an error of this module.
+    """
+    return _ANSWER.sub("; got …; ", message, count=1) if reason in _HAS_WORDS else message
+
+
+_ANSWER = re.compile(r"""; got (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"); """)
+"""Text of an answer in an error, as `repr` writes it."""
 _BY_LIMIT = {
     "maximum number of subscriptions": "maxSubscriptionsPerTopic (a reader has one, too)",
     "max producers limit": "maxProducersPerTopic",
@@ -155,6 +170,15 @@ _REMEDIES = {
 }
 
 
+_HAS_WORDS = {
+    *(kind.reason for kind in _KINDS.values()),
+    *(reason for _, reason, _ in _BY_SETTING),
+    Reason.BROKER_REFUSED,
+    Reason.BROKER_UNREACHABLE,
+    Reason.UNEXPECTED_ANSWER,
+    Reason.ISSUER_FAILED,
+}
+"""Reasons of errors with an answer."""
 _OF_GATEWAYS = {502, 503, 504}
 _LACKS_RIGHT = ("Unauthorized to ", "Don't have permission to ")
 

@@ -10,7 +10,8 @@ import binascii
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -33,6 +34,8 @@ TIMEOUT_SECONDS = 30.0
 CALLS, OF_NAMESPACE = 80, 20
 """Maximum calls at a time, and those about objects of one namespace: others find a free slot."""
 COMPONENT = "redrive"
+EVENTS_AT_ONCE, EVENT_SECONDS = 25, 300.0
+"""Events that an object may have at once, and the seconds until it may have one more."""
 PAGE = 500
 """Objects in one page: a list of ten thousand is never in memory twice."""
 SMALLER = 5
@@ -72,7 +75,11 @@ class Versions(NamedTuple):
 
 
 class Kubernetes:
-    """Client of one API server; created by `connect`."""
+    """Client of one API server; created by `connect`.
+
+    Attributes:
+        event_budget: budget of the Events that it creates.
+    """
 
     server_time: datetime | None = None
     """Time of the latest answer by the clock of the API server, in whole seconds; None if the
@@ -81,6 +88,7 @@ class Kubernetes:
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
         self._slots = FairSlots(CALLS, OF_NAMESPACE)
+        self.event_budget = EventBudget()
 
     @classmethod
     @asynccontextmanager
@@ -394,23 +402,6 @@ class Kubernetes:
         except (binascii.Error, TypeError, ValueError):
             return b""
 
-    async def emit(
-        self, about: Body, *, kind: str, reason: str, message: str, now: datetime
-    ) -> None:
-        """Emit an Event about an object; a failure is only logged.
-
-        Events cannot be created in a namespace that is being deleted, and work must continue there.
-
-        Args:
-            kind: `Normal` or `Warning`.
-            reason: one word for machines.
-            message: text for people, cut to the 1 024 characters that an Event may have.
-        """
-        try:
-            await self.create(resources.EVENTS, _event(about, kind, reason, message, now))
-        except KubernetesError as error:
-            logger.warning("Event %s about %s was not created: %s", reason, Key.of(about), error)
-
     async def _call(  # noqa: PLR0913  parts of a request
         self,
         method: str,
@@ -504,33 +495,30 @@ def _malformed(path: str, got: str) -> UnavailableError:
     )
 
 
-def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> Body:
-    metadata = about["metadata"]
-    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {
-            # A name may have a dot only between letters or digits.
-            "generateName": f"{metadata['name'][:50].rstrip('.-')}-",
-            "namespace": metadata["namespace"],
-        },
-        "involvedObject": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
-            "namespace": metadata["namespace"],
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-        },
-        "type": kind,
-        "reason": reason,
-        "message": message[:1024],
-        "source": {"component": COMPONENT},
-        "reportingComponent": COMPONENT,
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-        "count": 1,
-    }
+class EventBudget:
+    """Budget of Events about each object: a burst, then few, as client-go has it.
+
+    An object whose state changes continuously would otherwise fill the store of the API server.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
+
+    def take(self, uid: str) -> bool:
+        """Return True if an object may have another Event now."""
+        now = self._clock()
+        while self._full_at and next(iter(self._full_at.values())) <= now:
+            del self._full_at[next(iter(self._full_at))]
+        full_at = max(now, self._full_at.get(uid, now)) + EVENT_SECONDS
+        if full_at > now + EVENTS_AT_ONCE * EVENT_SECONDS:
+            return False
+        self._full_at.pop(uid, None)
+        self._full_at[uid] = full_at
+        return True
 
 
 class KubernetesError(RedriveError):

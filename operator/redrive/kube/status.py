@@ -13,6 +13,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from redrive.admin.errors import without_words
 from redrive.api import Body
 from redrive.api.conditions import (
     COMPLETE,
@@ -27,13 +28,17 @@ from redrive.api.conditions import (
     merge,
     read_conditions,
 )
+from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
+from redrive.kube.client import COMPONENT, Kubernetes, KubernetesError
 from redrive.kube.resources import MAX_FINALIZERS, Key, Resource
 from redrive.reasons import Reason
 
 STATES = frozenset({READY, RECONCILING, STALLED, COMPLETE, FAILED, Reason.SUSPENDED})
 """Types of conditions that are not warnings."""
+
+MAX_EVENT_MESSAGE = 1024
+"""Maximum characters of the message of an Event."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +66,8 @@ class Publisher:
         """Write *conditions* and *fields* to the status of *body* if they differ.
 
         A changed Ready condition causes an Event and a log entry, except `Progressing`. So does a
-        new warning, or one with a new message.
+        new warning, or one with a new message. A message that differs only in the answer of a
+        broker is no change: a broker that answers differently each time must cause no writes.
 
         Args:
             body: the object as last read.
@@ -76,6 +82,7 @@ class Publisher:
             ConflictError: it has another *version*.
             KubernetesError: the status could not be written.
         """
+        conditions = _with_known_answers(conditions, body)
         status = {**status_of(body, conditions, self.clock()), **fields}
         have = body.get("status") or {}
         if _holds(have, status):
@@ -91,23 +98,55 @@ class Publisher:
         return after
 
     async def emit(self, body: Body, event: ObjectEvent) -> None:
-        """Emit an Event about *body*, and log it; `KubernetesError`s are only logged."""
+        """Emit an Event about *body*, and log it; failures are only logged.
+
+        Events cannot be created in a namespace that is being deleted, and work must continue there.
+        An object has a budget of Events; those beyond it are only logged.
+        """
         level = logging.WARNING if event.is_warning else logging.INFO
         who = (self.resource.kind, Key.of(body))
         logger.log(level, "%s %s: %s: %s", *who, event.reason, event.message)
-        await self.kubernetes.emit(
-            body,
-            kind="Warning" if event.is_warning else "Normal",
-            reason=event.reason,
-            message=event.message,
-            now=self.clock(),
-        )
+        if not self.kubernetes.event_budget.take(body["metadata"]["uid"]):
+            return
+        try:
+            await self.kubernetes.create(resources.EVENTS, _event(body, event, self.clock()))
+        except KubernetesError as error:
+            logger.warning("Event %s about %s was not created: %s", event.reason, who[1], error)
 
     async def _announce(self, old: Condition | None, new: Condition | None, body: Body) -> None:
         if new is None or new.reason == Reason.PROGRESSING or _text(old) == _text(new):
             return
         bad = new.status is not ConditionStatus.TRUE
         await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))
+
+
+def _event(about: Body, event: ObjectEvent, now: datetime) -> Body:
+    metadata = about["metadata"]
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            # A name may have a dot only between letters or digits.
+            "generateName": f"{metadata['name'][:50].rstrip('.-')}-",
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning" if event.is_warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:MAX_EVENT_MESSAGE],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }
 
 
 def status_of(body: Body, conditions: Sequence[Condition], now: datetime) -> dict[str, Any]:
@@ -130,6 +169,24 @@ def _holds(fields: Any, patch: Any) -> bool:  # noqa: ANN401  JSON
     if isinstance(fields, Mapping) and isinstance(patch, Mapping):
         return all(_holds(fields.get(name), value) for name, value in patch.items())
     return bool(fields == patch)
+
+
+def _with_known_answers(conditions: Sequence[Condition], body: Body) -> list[Condition]:
+    """Return *conditions*, with the message in *body* where only the answer of a broker differs."""
+    generation = body["metadata"]["generation"]
+    messages = {
+        (condition.type, condition.status, condition.reason): condition.message
+        for condition in read_conditions(body)
+        if condition.observed_generation == generation
+    }
+
+    def message(condition: Condition) -> str:
+        new, reason = condition.message, condition.reason
+        earlier = messages.get((condition.type, condition.status, reason), new)
+        is_same = earlier != new and without_words(reason, earlier) == without_words(reason, new)
+        return earlier if is_same else new
+
+    return [c.model_copy(update={"message": message(c)}) for c in conditions]
 
 
 def _text(condition: Condition | None) -> tuple[str, str] | None:

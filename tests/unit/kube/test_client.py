@@ -16,14 +16,17 @@ from itertools import cycle
 from pathlib import Path
 from types import FunctionType
 from urllib.parse import unquote
+from uuid import uuid4
 
 import pytest
 import trustme
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
+from redrive.api.conditions import ObjectEvent
 from redrive.errors import RedriveError
 from redrive.kube import client, resources
+from redrive.kube.cache import Cache
 from redrive.kube.client import (
     ForbiddenError,
     Kubernetes,
@@ -34,6 +37,7 @@ from redrive.kube.client import (
 )
 from redrive.kube.context import Context, Settings
 from redrive.kube.resources import Key, Resource
+from redrive.kube.status import Publisher
 from tests.support.fake_kubernetes import FakeKubernetes
 
 
@@ -159,9 +163,13 @@ UNREAD: dict[str, Call] = {
 }
 
 
+def publisher(api: Kubernetes) -> Publisher:
+    return Publisher(api, resources.POLICIES, Cache(), lambda: datetime(2026, 1, 1, tzinfo=UTC))
+
+
 LOGGED: dict[str, Call] = {
-    "emit": lambda api: api.emit(
-        BODY, kind="Normal", reason="Done", message="m", now=datetime(2026, 1, 1, tzinfo=UTC)
+    "emit": lambda api: publisher(api).emit(
+        {**BODY, "metadata": {**KEY._asdict(), "uid": str(uuid4())}}, ObjectEvent("Done", "m")
     ),
 }
 ALL_KINDS = [kind for kind in vars(resources).values() if isinstance(kind, Resource)]
@@ -465,32 +473,6 @@ async def test_empty_list_of_versions_is_accepted(kubeconfig: Path) -> None:
         write_kubeconfig(kubeconfig, port)
         async with Kubernetes.connect() as kubernetes:
             assert await kubernetes.versions(resources.POLICIES) == Versions(9, {})
-
-
-async def test_event_has_its_object_and_bounded_length() -> None:
-    identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
-    about = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": identity}
-    api, now = FakeKubernetes(), datetime(2026, 1, 1, 12, tzinfo=UTC)
-    await api.emit(about, kind="Normal", reason="Launched", message="m" * 2000, now=now)
-    (event,) = api.events
-    assert event["metadata"] == {"generateName": "a" * 50 + "-", "namespace": "n"}
-    assert event["involvedObject"] == {
-        "apiVersion": "redrive.io/v1beta1",
-        "kind": "Replay",
-        **identity,
-    }
-    assert (event["type"], event["reason"], event["message"]) == ("Normal", "Launched", "m" * 1024)
-    assert {event["firstTimestamp"], event["lastTimestamp"]} == {"2026-01-01T12:00:00Z"}
-
-
-@pytest.mark.parametrize("end", [".", "-", "--"])
-async def test_event_of_a_cut_name_has_a_valid_name(end: str) -> None:
-    letters = "a" * (50 - len(end))
-    about = {**BODY, "metadata": {**BODY["metadata"], "name": f"{letters}{end}b"}}
-    api, now = FakeKubernetes(), datetime(2026, 1, 1, 12, tzinfo=UTC)
-    await api.emit(about, kind="Normal", reason="Launched", message="m", now=now)
-    (event,) = api.events
-    assert event["metadata"]["generateName"] == f"{letters}-"
 
 
 KINDS = (

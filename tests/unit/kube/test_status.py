@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from redrive.admin.errors import error_for
 from redrive.api import Body
 from redrive.api import conditions as api_conditions
 from redrive.api.conditions import (
+    ObjectEvent,
     StatusWarning,
     failed,
     find,
@@ -20,6 +22,7 @@ from redrive.api.conditions import (
 from redrive.errors import InvalidSpecError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
+from redrive.kube.client import EVENT_SECONDS, EVENTS_AT_ONCE, EventBudget
 from redrive.kube.resources import MAX_FINALIZERS, Key, of_redrive
 from redrive.kube.status import Publisher, add_finalizer, remove_finalizer
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -215,3 +218,71 @@ async def test_finalizers_that_the_cache_does_not_retain_stay(
     assert stored(api)["metadata"]["finalizers"] == [*foreign, "redrive.io/cleanup"]
     await remove_finalizer(of_redrive(stored(api)), "redrive.io/cleanup", out)
     assert stored(api)["metadata"]["finalizers"] == foreign
+
+
+async def test_event_has_its_object_and_bounded_length() -> None:
+    identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
+    about = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": identity}
+    api = FakeKubernetes()
+    noon = lambda: datetime(2026, 1, 1, 12, tzinfo=UTC)  # noqa: E731
+    out = Publisher(api, resources.REPLAYS, Cache(), noon)
+    await out.emit(about, ObjectEvent("Launched", "m" * 2000))
+    (event,) = api.events
+    assert event["metadata"] == {"generateName": "a" * 50 + "-", "namespace": "n"}
+    assert event["involvedObject"] == {
+        "apiVersion": "redrive.io/v1beta1",
+        "kind": "Replay",
+        **identity,
+    }
+    assert (event["type"], event["reason"], event["message"]) == ("Normal", "Launched", "m" * 1024)
+    assert {event["firstTimestamp"], event["lastTimestamp"]} == {"2026-01-01T12:00:00Z"}
+
+
+@pytest.mark.parametrize("end", [".", "-", "--"])
+async def test_event_of_a_cut_name_has_a_valid_name(
+    end: str, api: FakeKubernetes, out: Publisher
+) -> None:
+    letters = "a" * (50 - len(end))
+    policy = stored(api)
+    about = {**policy, "metadata": {**policy["metadata"], "name": f"{letters}{end}b"}}
+    await out.emit(about, ObjectEvent("Launched", "m"))
+    (event,) = api.events
+    assert event["metadata"]["generateName"] == f"{letters}-"
+
+
+async def test_events_of_an_object_are_limited(api: FakeKubernetes, out: Publisher) -> None:
+    for number in range(40):
+        await out.emit(stored(api), ObjectEvent("Launched", f"{number}"))
+    assert len(api.events) == EVENTS_AT_ONCE
+
+
+def test_event_budget_fills_again_for_each_object() -> None:
+    now = 0.0
+    budget = EventBudget(lambda: now)
+    burst = [budget.take("a") for _ in range(EVENTS_AT_ONCE + 1)]
+    assert burst == [True] * EVENTS_AT_ONCE + [False]
+    assert budget.take("b")
+    now = EVENT_SECONDS
+    assert [budget.take("a") for _ in range(2)] == [True, False]
+    now += EVENTS_AT_ONCE * EVENT_SECONDS
+    assert [budget.take("a") for _ in range(EVENTS_AT_ONCE + 1)] == burst
+
+
+@pytest.mark.parametrize("words", ['{"reason": "try %d"}', '{"reason": "it\'s \\"%d\\""}', "x%0*d"])
+async def test_answers_of_a_broker_cause_no_writes(
+    words: str, api: FakeKubernetes, out: Publisher
+) -> None:
+    for number in range(1, 20):
+        answer = words % ((number, number) if "*" in words else number)
+        await out.publish(stored(api), failed(error_for("read namespace x/y", 500, answer)))
+    assert (len(api.writes), len(api.events)) == (1, 1)
+    await out.publish(stored(api), failed(error_for("read namespace x/z", 500, "x")))
+    await out.publish(stored(api), failed(error_for("read namespace x/z", 403, "x")))
+    assert (len(api.writes), len(api.events)) == (3, 3)
+
+
+async def test_answer_to_a_new_spec_is_shown(api: FakeKubernetes, out: Publisher) -> None:
+    await out.publish(stored(api), failed(error_for("read x/y", 500, '{"reason": "one"}')))
+    stored(api)["metadata"]["generation"] += 1
+    after = await out.publish(stored(api), failed(error_for("read x/y", 500, '{"reason": "two"}')))
+    assert "500 two" in conditions(after)["Ready"]["message"]
