@@ -45,7 +45,9 @@ from redrive.delivery.sender import (
     BYTES_PER_SECOND,
     CHECK_POLICY,
     IDLE_SECONDS,
+    PARTITIONS_SECONDS,
     PartitionSender,
+    in_partition,
     open_producer,
     remedy_of,
 )
@@ -176,8 +178,6 @@ def _encoded(
 
 _SEND_SECONDS = 10.0
 """Time for a receipt; a large message has more, see `BYTES_PER_SECOND`."""
-_PARTITIONS_SECONDS = 60.0
-"""Age at which the partitions of a topic are read again: they may have grown."""
 _MAX_IDLE = 128
 """Idle senders whose producers stay open."""
 _MAX_IN_DOUBT = 4_096
@@ -336,7 +336,7 @@ class Producers:
         timeout = _SEND_SECONDS + len(content or b"") / BYTES_PER_SECOND
         try:
             receipt = sender.send(content, fields, timeout)
-            return None if receipt is None else _in_partition(receipt, to.partition)
+            return None if receipt is None else in_partition(receipt, to.partition)
         except (pulsar.Interrupted, pulsar.MessageTooBig):
             raise  # Interrupted is the client's word for KeyboardInterrupt; it may have been sent
         except pulsar.exceptions.PulsarException as error:
@@ -451,7 +451,7 @@ class Producers:
         partitions = self._partitions.get(topic)
         if partitions is None:
             return self._read(topic)
-        if time.monotonic() - partitions.read_at > _PARTITIONS_SECONDS:
+        if time.monotonic() - partitions.read_at > PARTITIONS_SECONDS:
             # At once, so that one thread asks.
             self._partitions[topic] = partitions._replace(read_at=time.monotonic())
             in_background(functools.partial(self._read_again, topic))
@@ -499,12 +499,3 @@ def closed_error(topic: TopicName) -> NotSentError:
 
 def _not_sent(topic: TopicName, got: str, remedy: str = CHECK_POLICY) -> NotSentError:
     return NotSentError(f"no receipt came for a message sent to {topic}", got=got, remedy=remedy)
-
-
-def _in_partition(receipt: pulsar.MessageId, topic: str) -> pulsar.MessageId:
-    """Return the id of a copy as consumers read it: a receipt of one partition does not name it."""
-    _, separator, index = topic.rpartition("-partition-")
-    if not separator:
-        return receipt
-    ledger, entry, batch = receipt.ledger_id(), receipt.entry_id(), receipt.batch_index()
-    return pulsar.MessageId(int(index), ledger, entry, batch)

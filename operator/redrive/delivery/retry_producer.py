@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from queue import Empty, LifoQueue
@@ -23,13 +24,15 @@ from redrive.delivery.concurrency import (
     SendWatchdog,
     all_within,
     identity,
+    in_background,
     release_at_exit,
 )
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.parts import Crypto, check_names, for_producer
-from redrive.delivery.sender import REMEDY, Opening, SendSlot, remedy_of
+from redrive.delivery.sender import PARTITIONS_SECONDS, REMEDY, Opening, SendSlot, remedy_of
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import BYTES, NotSentError, WriterSchema
+from redrive.policy.naming import partition_of_key
 from redrive.policy.values import (
     check_count,
     check_instance,
@@ -95,8 +98,7 @@ class RetryProducer(Closing):
 
     Args:
         client: connects as a role that may produce to *topic*.
-        topic: partitioned or not. Partitions added later get messages without a key from the next
-            producer on.
+        topic: partitioned or not. Partitions added later are used after about a minute.
         name: begins the name under which the broker lists this producer; something random follows.
         schema: of the messages; by default they are bytes.
         compression: of the contents, by default none; the broker's limit is on the compressed size.
@@ -141,7 +143,7 @@ class RetryProducer(Closing):
         check_instance(compression, pulsar.CompressionType, "compression")
         self._owner = OwnerProcess("producer")
         self.name = identity(name)
-        self._topic = topic
+        self._client, self._topic = client, topic
         self._turns = itertools.count()
         self._closed = False
         options = {
@@ -161,7 +163,8 @@ class RetryProducer(Closing):
         for slot in reversed(self._slots):
             self._free.put(slot)
         try:
-            self._partitions = list(client.get_topic_partitions(topic))
+            self._partitions: list[str] = client.get_topic_partitions(topic)
+            self._read_at = time.monotonic()
             self._slots[0].sender(
                 self._partitions[0]
             ).open()  # refused here rather than at a message
@@ -188,8 +191,9 @@ class RetryProducer(Closing):
 
         Args:
             content: encoded by the schema; None for a null value.
-            partition_key: messages of one key go to one partition, the one that the client's own
-                producers choose; those without take the partitions in turn.
+            partition_key: messages of one key go to one partition, the one that Java's producers
+                choose; producers of the bare Python client choose another. Messages without a key
+                go to the partitions in turn.
             event_timestamp: in milliseconds since 1970; 0 for none.
             deliver_after: Shared and KeyShared subscriptions get the message so much later.
 
@@ -205,7 +209,6 @@ class RetryProducer(Closing):
         """
         self._owner.check()
         encoded = None if content is None else self._schema.encode(content)
-        turn = self._partitions[next(self._turns) % len(self._partitions)]
         fields = {
             "properties": dict(properties or {}),
             "partition_key": partition_key,
@@ -221,7 +224,8 @@ class RetryProducer(Closing):
                 raise ProducerClosedError(
                     "this producer was closed", remedy="make a new one to continue"
                 )
-            return slot.send(self._topic if partition_key else turn, encoded, fields)
+            # Chosen once: another partition would not recognise a repeated send.
+            return slot.send(self._partition(partition_key), encoded, fields)
         finally:
             self._free.put(slot)
 
@@ -241,6 +245,18 @@ class RetryProducer(Closing):
         all_within(deadline, [*(slot.close for slot in self._slots), self._watchdog.close])
         for slot in idle:  # so that whoever comes late finds out that it is closed
             self._free.put(slot)
+
+    def _partition(self, key: str) -> str:
+        if time.monotonic() - self._read_at > PARTITIONS_SECONDS:
+            self._read_at = time.monotonic()  # at once, so that one thread asks
+            in_background(self._read_partitions)
+        names = self._partitions
+        number = partition_of_key(key, len(names)) if key else next(self._turns)
+        return names[number % len(names)]
+
+    def _read_partitions(self) -> None:
+        with contextlib.suppress(pulsar.exceptions.PulsarException):  # a send finds out
+            self._partitions = self._client.get_topic_partitions(self._topic)
 
     def _next_idle(self, deadline: Deadline) -> SendSlot | None:
         with contextlib.suppress(Empty):

@@ -87,6 +87,9 @@ IDLE_SECONDS = 60.0
 """Time after which an idle producer of a consumer is closed: others of a topic with a limit of
 producers need its place."""
 
+PARTITIONS_SECONDS = 60.0
+"""Age at which the partitions of a topic are read again: they may have grown."""
+
 BYTES_PER_SECOND = 2**20
 """The slowest transfer that a send is given time for, on top of its time-out."""
 
@@ -384,7 +387,8 @@ class SendSlot:
         remedy = REMEDY
         for number in range(1, opening.sends + 1):
             try:
-                return sender.send(content, fields, timeout)
+                receipt = sender.send(content, fields, timeout)
+                return None if receipt is None else in_partition(receipt, topic)
             except pulsar.Interrupted:
                 raise  # the client's word for KeyboardInterrupt
             except pulsar.MessageTooBig as error:
@@ -420,6 +424,15 @@ def leave(producer: pulsar.Producer) -> None:
     """Close *producer*, however long that takes."""
     with contextlib.suppress(pulsar.exceptions.PulsarException):  # nothing left to close
         producer.close()
+
+
+def in_partition(receipt: pulsar.MessageId, topic: str) -> pulsar.MessageId:
+    """Return the id as consumers read it: the receipt of a partition does not name that."""
+    _, separator, index = topic.rpartition("-partition-")
+    if not separator:
+        return receipt
+    ledger, entry, batch = receipt.ledger_id(), receipt.entry_id(), receipt.batch_index()
+    return pulsar.MessageId(int(index), ledger, entry, batch)
 
 
 def _ignore(_: None) -> None:

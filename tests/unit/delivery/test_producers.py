@@ -20,6 +20,7 @@ from redrive import AsyncRetryProducer, RetryProducer
 from redrive.delivery.concurrency import SendWatchdog
 from redrive.delivery.sender import PartitionSender, open_producer
 from redrive.errors import InvalidSpecError
+from redrive.policy.naming import partition_of_key
 from tests.support.fake_client import FakeTopics, Fate
 
 CLIENT = cast("pulsar.Client", None)  # no test uses it
@@ -239,6 +240,40 @@ def test_chunked_message_without_receipt_gets_another_name() -> None:
     topics = FakeTopics(lambda: next(script))
     assert send_until_stored(sender(topics, chunked=True), "large") is not None
     assert [copy.producer for copy in topics.stored] == ["shop", "shop.2"]
+
+
+@pytest.mark.parametrize("key", ["", "customer-7"])
+def test_repeated_send_keeps_its_partition_when_some_are_added(key: str) -> None:
+    def lose_receipt() -> Fate:
+        topics.fate, topics.partitions = lambda: Fate.STORED, 4
+        return Fate.UNANSWERED
+
+    topics = FakeTopics(lose_receipt, partitions=2)
+    with RetryProducer(topics.as_pulsar(), "orders") as producer:
+        assert producer.send(b"1", partition_key=key) is None
+    partition = f"orders-partition-{partition_of_key(key, 2)}"
+    assert [(copy.topic, copy.content) for copy in topics.stored] == [(partition, b"1")]
+
+
+def test_added_partitions_are_used_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrive.delivery.retry_producer.in_background", lambda call: call())
+    topics = FakeTopics(partitions=2)
+    with RetryProducer(topics.as_pulsar(), "orders") as producer:
+        topics.partitions = 4
+        assert to_partitions(producer) == {0, 1}
+        monkeypatch.setattr("redrive.delivery.retry_producer.PARTITIONS_SECONDS", -1)
+        assert to_partitions(producer) == {0, 1, 2, 3}
+
+
+def to_partitions(producer: RetryProducer) -> set[int]:
+    """Send messages with and without keys; return their partitions, which are those of the keys."""
+    keyed = {}
+    for key in map(str, range(20)):
+        receipts = [producer.send(b"x", partition_key=key) for _ in range(2)]
+        (keyed[key],) = {receipt.partition() for receipt in receipts if receipt}
+    turns = {receipt.partition() for _ in range(8) if (receipt := producer.send(b"x"))}
+    assert keyed == {key: partition_of_key(key, len(turns)) for key in keyed}
+    return turns
 
 
 def test_watchdog_ends_each_call_once_at_its_own_limit() -> None:
