@@ -33,9 +33,14 @@ _MEETS_ALL = {Reason.BROKER_UNREACHABLE, Reason.AUTHENTICATION_FAILED, Reason.BR
 
 
 class BrokerRefusedError(AdminError):
-    """The broker refused a call, for a reason in its answer; mostly permanent."""
+    """The broker refused a call, for a reason in its answer; mostly permanent.
+
+    Attributes:
+        has_cause: False if the code of the answer names no cause, so that it may be transient.
+    """
 
     reason = Reason.BROKER_REFUSED
+    has_cause: bool = True
 
 
 class BrokerUnreachableError(AdminError):

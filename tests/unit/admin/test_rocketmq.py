@@ -20,7 +20,7 @@ import trustme
 from redrive.admin import connector, rocketmq
 from redrive.admin.access import Access, tls_context
 from redrive.admin.connector import Dialer
-from redrive.admin.errors import AdminError
+from redrive.admin.errors import AdminError, BrokerRefusedError
 from redrive.admin.guards import Fence
 from redrive.admin.rocketmq import (
     MAX_FRAME,
@@ -396,11 +396,18 @@ async def test_write_needs_the_lease() -> None:
         (16, "User:ghost has no permission to access Group:g", Reason.FORBIDDEN),
         (2, "busy", Reason.BROKER_FAILED),
         (1, "line\none\x07", Reason.BROKER_REFUSED),
+        (1, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", Reason.BROKER_FAILED),
+        (1, "create mapped file failed, server is busy or broken.", Reason.BROKER_FAILED),
+        (1, "in-sync replicas not enough", Reason.BROKER_FAILED),
+        (1, "broker unable to service, until 2026-11-30 16:00:00,000", Reason.BROKER_FAILED),
+        (13, "the message is illegal", Reason.BROKER_REFUSED),
     ],
 )
 async def test_refusal_has_its_reason_and_one_line(code: int, remark: str, reason: Reason) -> None:
     error = await refusal(lambda h: frame(opaque=h["opaque"], code=code, remark=remark))
     assert error.reason is reason
+    if isinstance(error, BrokerRefusedError):
+        assert error.has_cause is (code != 1)
     assert "\n" not in str(error)
     assert "\x07" not in str(error)
 

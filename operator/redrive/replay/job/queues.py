@@ -23,6 +23,7 @@ them as doubled.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -90,6 +91,8 @@ from redrive.replay.transport import Pace
 
 BUSY_SECONDS = 0.2
 """Pause before a message is sent again to a busy broker."""
+MAX_SENDS = 50
+"""Sends of a message that the broker refuses without a cause, with the same pauses."""
 _MESSAGES_PER_SECOND = 500
 """Messages per second that one process sends on two busy cores, for estimates."""
 SETTLE_SECONDS = 2.0
@@ -469,7 +472,7 @@ class QueueRun:
         key = properties.get("__SHARDINGKEY") or properties.get("KEYS")
         place = message.offset if key is None else zlib.crc32(key.encode())
         began = time.monotonic()
-        while True:
+        for sends in itertools.count(1):
             self._await_turn()
             try:
                 self._cluster.send(
@@ -484,6 +487,9 @@ class QueueRun:
                     raise
                 time.sleep(BUSY_SECONDS)
             except BrokerRefusedError as error:
+                if not error.has_cause and sends < MAX_SENDS:
+                    time.sleep(BUSY_SECONDS)
+                    continue
                 logger.warning("%s is refused: %s", id_, error)
                 self._not_accepted[source.master] += 1
                 if self._not_accepted[source.master] > RECORD_PARTS:

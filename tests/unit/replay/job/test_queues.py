@@ -301,6 +301,25 @@ def test_busy_broker_gets_the_message_again(cluster: FakeCluster) -> None:
     assert ids(cluster) == ALL
 
 
+def refused_without_cause() -> BrokerRefusedError:
+    error = BrokerRefusedError("not stored", got="1 UNKNOWN_ERROR", remedy="wait")
+    error.has_cause = False
+    return error
+
+
+def test_message_refused_without_a_cause_is_sent_again(cluster: FakeCluster) -> None:
+    cluster.failures = [None, None, *[refused_without_cause()] * 9]
+    assert move(job()).moved == 5
+    assert ids(cluster) == ALL
+
+
+def test_lasting_refusal_without_a_cause_leaves_the_message(cluster: FakeCluster) -> None:
+    cluster.failures = [None, None, *[refused_without_cause()] * 50]
+    account = move(job())
+    assert (account.moved, account.refused) == (4, 1)
+    assert account.refusals[0] == ("broker-a:0:1", 1, "NotAccepted")
+
+
 def test_refused_message_stays(cluster: FakeCluster) -> None:
     cluster.failures = [None, None, BrokerRefusedError("too large", got="13", remedy="none")]
     account = move(job())
