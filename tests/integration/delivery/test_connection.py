@@ -118,6 +118,45 @@ def test_lost_connection_shows_until_it_is_back(
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
+def test_lost_connection_loses_messages_only_before_the_first(
+    provision_policy: ProvisionPolicy,
+    proxy: WithholdingProxy,
+    closing: ExitStack,
+    partitions: int,
+) -> None:
+    """The client continues behind the last message of a partition, or else at its end."""
+    provisioned = provision_policy(partitions=partitions)
+    client = connect(proxy, provisioned.broker.token(provisioned.role), closing)
+    topic = provisioned.policy.topic
+    consumer = closing.enter_context(BroadcastConsumer(client, str(topic)))
+    parts = [topic.partition(number) for number in range(partitions)] or [topic]
+
+    def send(content: bytes) -> list[bytes]:
+        for part in parts:
+            provisioned.send(content, topic=part)
+        return [content] * len(parts)
+
+    def send_without_connection(content: bytes) -> list[bytes]:
+        proxy.refuses = True
+        proxy.cut()
+        wait_until(lambda: not consumer.connected)
+        sent = send(content)
+        proxy.refuses = False
+        wait_until(lambda: consumer.connected)
+        return sent
+
+    def received(count: int) -> list[bytes]:
+        messages = [consumer.receive(SOON) for _ in range(count)]
+        return [message.data() for message in messages if message]
+
+    send_without_connection(b"lost")
+    first = send(b"first")
+    assert received(len(parts)) == first
+    late = send_without_connection(b"late")
+    assert received(len(parts)) == late
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
 def test_message_settled_without_connection_is_not_repeated(
     provision_policy: ProvisionPolicy,
     proxy: WithholdingProxy,

@@ -60,16 +60,18 @@ class BroadcastConsumer(Closing):
     """Gets every message that is sent to a topic from now on, as every other consumer does.
 
     A message whose handler fails is dropped, with a warning and the event `redrive.dropped`: there
-    is no second attempt. While the consumer lives, lost connections lose nothing, except
-    messages that the topic no longer keeps. It gets no message that is sent while it does not live.
-    Use it for facts that each process has to know, such as that a cache is out of date; work
-    belongs to a `RetryConsumer`.
+    is no second attempt. It gets no message that is sent while it does not live. After a lost
+    connection or an unload the client continues behind the last message of each partition. A
+    partition without one is read from its end again: messages sent to it meanwhile are lost. So are
+    those that the topic no longer keeps. Use it for facts that each process should know soon, such
+    as that a cache is out of date, and let caches expire too; work belongs to a `RetryConsumer`.
 
     Use it as a context manager, within the life of *client*. May be used by several threads.
 
     Args:
         client: connects as a role that may consume *topic*.
-        topic: partitioned or not.
+        topic: partitioned or not. Partitions added later are read from their end, after about a
+            minute.
         name: names this consumer in the broker's statistics; by default the host's name and
             something random.
         schema: decodes messages for `message.value()`; by default they are bytes.
