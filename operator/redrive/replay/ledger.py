@@ -60,7 +60,8 @@ class Ledger:
         number: number of the last record, see `SignedRecord`.
         fencing_token: position of the record with which this run took the ledger over. Later runs
             have higher ones.
-        owned_since: time of the takeover by the monotonic clock.
+        owned_since: time by the monotonic clock since which tasks of all earlier runs are stopped
+            at their next check of a lease.
 
     Raises:
         FencedError: from each method, if another run owns the ledger.
@@ -91,13 +92,14 @@ class Ledger:
             ),
         )
         takeover = self._store(OWNER, _json(owner), number=0)
-        self.owned_since = time.monotonic()
         self.fencing_token = EntryId(takeover.ledger_id(), takeover.entry_id())
         # The takeover follows all records of earlier runs. Messages that other clients send after
         # it are not read.
         reading = broker.waited(lambda: _read(client, topic, key, self.fencing_token))
         self.records, self.number = reading.records, reading.number
+        # Tasks of earlier runs skip the record of the takeover, which has no number.
         self.write(OWNER, owner)
+        self.owned_since = time.monotonic()
         for replaced in reading.replaced:
             self._write(replaced, reading.values[replaced])
 

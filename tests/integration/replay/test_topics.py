@@ -25,9 +25,12 @@ from redrive.auth.method import ACCESS_VARIABLE
 from redrive.errors import RedriveError
 from redrive.messages import schema_version
 from redrive.policy.naming import TopicName
+from redrive.reading.positions import EntryId
+from redrive.reading.ranges import Range
+from redrive.replay import ledger as ledger_module
 from redrive.replay.job import run as runs
-from redrive.replay.ledger import Ledger, mounted_key, read
-from redrive.replay.records import Header, header_key
+from redrive.replay.ledger import FencedError, Ledger, Lease, mounted_key, read
+from redrive.replay.records import Header, Permit, RangeRecord, header_key, range_key
 from redrive.replay.spec import Choice
 from sandbox import builds
 from sandbox.kubernetes import Cluster
@@ -280,6 +283,34 @@ def test_compaction_leaves_nothing_of_a_removed_record(
     with Ledger.open(url, topic, "third") as ledger:
         assert ledger.records.headers.keys() == set()
         assert ledger.records.owner == "third"
+
+
+def test_ledger_is_owned_once_earlier_tasks_are_fenced(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of an earlier run may send until the next run has read the ledger."""
+    provisioned = provision_policy()
+    url, topic, key = provisioned.broker.service_url, provisioned.policy.ledger_topic, mounted_key()
+    source_range = Range(-1, 7, 0, 9_999)
+    with Ledger.open(url, topic, "first") as first:
+        stored = first.write(range_key(source_range), RangeRecord(1, leased=True).to_json())
+        since = EntryId(stored.ledger_id(), stored.entry_id())
+    lease = Lease(
+        provisioned.client, topic, "first", key, [source_range], since, first.number, Permit()
+    )
+    read_ledger, checked = ledger_module._read, list[float]()
+
+    def read_and_check(*arguments: Any) -> Any:  # noqa: ANN401
+        reading = read_ledger(*arguments)
+        lease.check()
+        checked.append(time.monotonic())
+        return reading
+
+    monkeypatch.setattr(ledger_module, "_read", read_and_check)
+    with closing(lease), Ledger.open(url, topic, "second") as second:
+        assert second.owned_since >= checked[-1]
+        with pytest.raises(FencedError):
+            lease.check()
 
 
 def test_the_records_stay_in_their_cluster(provision_policy: ProvisionPolicy) -> None:

@@ -481,7 +481,7 @@ class Dispatch:
             lease=EntryId(stored.ledger_id(), stored.entry_id()),
             number=self._ledger.number,
             permit=self._share(len(self._running) + 1),
-            # The takeover of the ledger fenced off all other runs at once.
+            # The record of the owner of the ledger fenced off all other runs at once.
             fenced_seconds=time.monotonic() - self._ledger.owned_since if is_first else 0.0,
             # Some entries may be much larger than the average, and a task be lost for lack of
             # memory.
