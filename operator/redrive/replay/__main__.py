@@ -26,8 +26,7 @@ from redrive.reading.queues import QueueCluster
 from redrive.replay import audit
 from redrive.replay.job import outcomes, queues
 from redrive.replay.job.children import Children
-from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
-from redrive.replay.job.plan import Engine
+from redrive.replay.job.plan import Engine, ReplayGoneError, RunEndedError
 from redrive.replay.job.progress import Progress
 from redrive.replay.job.queue_plan import QueueScan
 from redrive.replay.job.run import Review, plan_review, preview, run

@@ -21,8 +21,7 @@ from redrive.replay import audit, sending
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
-from redrive.replay.job.dispatch import ReplayGoneError
-from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, Scanned
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, ReplayGoneError, Scanned
 from redrive.replay.spec import ReplayJob
 from tests.support.engines import Local
 from tests.support.held_sends import Hold, held_at

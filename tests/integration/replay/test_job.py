@@ -24,8 +24,7 @@ from redrive.replay.__main__ import main
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch, run
 from redrive.replay.job import run as jobs
-from redrive.replay.job.dispatch import ReplayGoneError
-from redrive.replay.job.plan import DesiredState, Pause, Scanned
+from redrive.replay.job.plan import DesiredState, Pause, ReplayGoneError, Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import mounted_key
 from redrive.replay.spark import Spark

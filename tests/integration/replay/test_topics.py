@@ -29,7 +29,7 @@ from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Range
 from redrive.replay import ledger as ledger_module
 from redrive.replay.job import run as runs
-from redrive.replay.ledger import FencedError, Ledger, Lease, mounted_key, read
+from redrive.replay.ledger import FencedError, Lease, Ledger, mounted_key, read
 from redrive.replay.records import Header, Permit, RangeRecord, header_key, range_key
 from redrive.replay.spec import Choice
 from sandbox import builds
@@ -298,7 +298,7 @@ def test_ledger_is_owned_once_earlier_tasks_are_fenced(
     lease = Lease(
         provisioned.client, topic, "first", key, [source_range], since, first.number, Permit()
     )
-    read_ledger, checked = ledger_module._read, list[float]()
+    read_ledger, checked = ledger_module._read, list[float]()  # noqa: SLF001  a step of `Ledger`
 
     def read_and_check(*arguments: Any) -> Any:  # noqa: ANN401
         reading = read_ledger(*arguments)

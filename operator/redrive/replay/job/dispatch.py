@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from redrive.errors import RedriveError
+from redrive.kube.client import UnavailableError
 from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
@@ -24,7 +25,14 @@ from redrive.reasons import Reason
 from redrive.replay import lookup
 from redrive.replay.account import Account
 from redrive.replay.job import plan as plans
-from redrive.replay.job.plan import SUSPENDED, DesiredState, Engine, Pause, Reporter
+from redrive.replay.job.plan import (
+    SUSPENDED,
+    DesiredState,
+    Engine,
+    Pause,
+    Reporter,
+    check_continues,
+)
 from redrive.replay.ledger import FencedError, Ledger
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import (
@@ -38,49 +46,6 @@ from redrive.replay.records import (
 )
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask, Route
-
-
-class RunEndedError(RedriveError):
-    """The run was canceled, or has reached its deadline."""
-
-
-class ReplayGoneError(RedriveError):
-    """The Replay of this job has ended or was deleted."""
-
-    reason = "ReplayGone"
-
-
-DEADLINE_EXCEEDED = "DeadlineExceeded"
-CANCELED = "Canceled"
-
-
-def check_continues(desired: DesiredState, remaining: int) -> None:
-    """Check that a run with so many remaining dead letters need not end.
-
-    Raises:
-        ReplayGoneError: the Replay was deleted.
-        RunEndedError: the deadline has passed, or the Replay was canceled.
-    """
-    if desired is DesiredState.EXPIRE:
-        raise RunEndedError(
-            "the run has reached its deadline, and dead letters are left",
-            got=remaining,
-            remedy="make another Replay with a longer one for those that are left",
-            reason=DEADLINE_EXCEEDED,
-        )
-    if desired is DesiredState.CANCEL:
-        raise RunEndedError(
-            "the Replay was canceled, and dead letters are left",
-            got=remaining,
-            remedy="make another Replay for those that are left",
-            reason=CANCELED,
-        )
-    if desired is DesiredState.END:
-        raise ReplayGoneError(
-            "the Replay is deleted",
-            remedy="create another Replay for the messages that are left",
-        )
-
 
 REPORT_SECONDS = 2.0
 POLL_SECONDS = 4.0
@@ -133,7 +98,8 @@ class Dispatch:
         # Entries of leased ranges that were acknowledged since the run began.
         self._acknowledged: dict[Range, int] = {}
         self._reported = self._poll_due = -math.inf
-        self._desired = DesiredState.RUN
+        # None before the first report: an earlier run may have been suspended.
+        self._desired: DesiredState | None = None
         self._permitted = Permit()
         self._unavailable_since: float | None = None
         # Topic over its backlog quota at the last attempt, and the moved messages at that time.
@@ -170,7 +136,7 @@ class Dispatch:
 
     @property
     def _pause(self) -> Pause | None:
-        if self._is_suspended and not self._running:
+        if self._is_suspended and self._desired is not None and not self._running:
             return SUSPENDED
         if self._unsubscribed is not None and self._is_on:
             return Pause(unsubscribed_topic=self._unsubscribed)
@@ -178,7 +144,9 @@ class Dispatch:
 
     @property
     def _is_suspended(self) -> bool:
-        return self._desired is DesiredState.SUSPEND and bool(self._waiting) and not self._failed
+        """Return True if ranges wait for the author, or for the first report."""
+        is_held = self._desired in {None, DesiredState.SUSPEND}
+        return is_held and bool(self._waiting) and not self._failed
 
     @property
     def _is_postponed(self) -> bool:
@@ -212,8 +180,10 @@ class Dispatch:
             self._desired = self._reporter.report(account, pause=self._pause)
         except FencedError as error:
             self._failed.append(error)
-        except RedriveError:
-            logger.warning("status update failed, continuing", exc_info=True)
+        except RedriveError as error:
+            if self._desired is None and not isinstance(error, UnavailableError):
+                self._failed.append(error)
+            logger.warning("status update failed, retrying", exc_info=True)
         self._reported = time.monotonic()
 
     def _account(self) -> Account:

@@ -27,8 +27,7 @@ from redrive.reading.reader import ReadableTopic
 from redrive.reading.stored import ReadMessage
 from redrive.replay import ledger
 from redrive.replay.account import CAUSES, Account, counts
-from redrive.replay.job.dispatch import ReplayGoneError
-from redrive.replay.job.plan import ENDING, SHOWN, DesiredState
+from redrive.replay.job.plan import ENDING, SHOWN, DesiredState, ReplayGoneError
 from redrive.replay.spec import ReplayJob
 
 POLL_SECONDS = 5.0

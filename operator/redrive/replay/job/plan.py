@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
+from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
@@ -400,6 +401,48 @@ class DesiredState(enum.Enum):
 
 
 ENDING = frozenset({DesiredState.END, DesiredState.EXPIRE, DesiredState.CANCEL})
+
+
+class RunEndedError(RedriveError):
+    """The run was canceled, or has reached its deadline."""
+
+
+class ReplayGoneError(RedriveError):
+    """The Replay of this job has ended or was deleted."""
+
+    reason = "ReplayGone"
+
+
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+CANCELED = "Canceled"
+
+
+def check_continues(desired: DesiredState | None, remaining: int) -> None:
+    """Check that a run with so many remaining dead letters need not end.
+
+    Raises:
+        ReplayGoneError: the Replay was deleted.
+        RunEndedError: the deadline has passed, or the Replay was canceled.
+    """
+    if desired is DesiredState.EXPIRE:
+        raise RunEndedError(
+            "the run has reached its deadline, and dead letters are left",
+            got=remaining,
+            remedy="make another Replay with a longer one for those that are left",
+            reason=DEADLINE_EXCEEDED,
+        )
+    if desired is DesiredState.CANCEL:
+        raise RunEndedError(
+            "the Replay was canceled, and dead letters are left",
+            got=remaining,
+            remedy="make another Replay for those that are left",
+            reason=CANCELED,
+        )
+    if desired is DesiredState.END:
+        raise ReplayGoneError(
+            "the Replay is deleted",
+            remedy="create another Replay for the messages that are left",
+        )
 
 
 class Pause(NamedTuple):

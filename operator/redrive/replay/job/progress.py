@@ -48,9 +48,19 @@ from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
 from redrive.reading.positions import NOWHERE, EntryId
 from redrive.replay.account import Account
-from redrive.replay.job.dispatch import CANCELED, DEADLINE_EXCEEDED, ReplayGoneError, RunEndedError
 from redrive.replay.job.outcomes import MessageOutcomes
-from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, RunPreview, Scanned, so_far
+from redrive.replay.job.plan import (
+    CANCELED,
+    DEADLINE_EXCEEDED,
+    SUSPENDED,
+    DesiredState,
+    Pause,
+    ReplayGoneError,
+    RunEndedError,
+    RunPreview,
+    Scanned,
+    so_far,
+)
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.spec import ReplayJob, RunJob

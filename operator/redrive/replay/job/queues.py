@@ -55,18 +55,16 @@ from redrive.replay.account import (
     frequent_causes,
 )
 from redrive.replay.evidence import LedgerKey, SignedRecord
-from redrive.replay.job.dispatch import (
-    REPORT_SECONDS,
-    ReplayGoneError,
-    RunEndedError,
-    check_continues,
-)
+from redrive.replay.job.dispatch import REPORT_SECONDS
 from redrive.replay.job.plan import (
     SAMPLES,
     SUSPENDED,
     DesiredState,
+    ReplayGoneError,
+    RunEndedError,
     RunPreview,
     Scanned,
+    check_continues,
 )
 from redrive.replay.job.plan import SHOWN as SHOWN_CAUSES
 from redrive.replay.job.progress import Progress

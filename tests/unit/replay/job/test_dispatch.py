@@ -17,6 +17,7 @@ import pytest
 
 from redrive.admin.errors import AdminForbiddenError, BrokerUnreachableError
 from redrive.errors import RedriveError
+from redrive.kube.client import ForbiddenError, UnavailableError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges
@@ -30,13 +31,14 @@ from redrive.reading.ranges import (
 from redrive.replay import lookup
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch, plan
-from redrive.replay.job.dispatch import Dispatch, ReplayGoneError
+from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.plan import (
     SUSPENDED,
     DesiredState,
     Engine,
     Pause,
     PlannedRange,
+    ReplayGoneError,
     Reporter,
     Scan,
     Scanned,
@@ -581,6 +583,46 @@ def test_canceled_or_late_run_ends_with_messages_left(desired: DesiredState, rea
 
 
 @pytest.mark.usefixtures("at_once")
+class Scripted(Silent):
+    """Answers reports in order, and records their accounts. Errors are raised."""
+
+    def __init__(self, *answers: DesiredState | RedriveError) -> None:
+        super().__init__()
+        self._answers = iter(answers)
+        self.accounts: list[Account] = []
+        self.pauses: list[Pause | None] = []
+
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        self.accounts.append(account)
+        self.pauses.append(pause)
+        answer = next(self._answers)
+        if isinstance(answer, RedriveError):
+            raise answer
+        return answer
+
+
+UNAVAILABLE = UnavailableError("the API server does not answer", remedy="wait")
+FORBIDDEN = ForbiddenError("the status may not be written", remedy="grant it")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_run_leases_nothing_before_its_first_report() -> None:
+    """An earlier run may have been suspended, or the Replay canceled since."""
+    reporter = Scripted(UNAVAILABLE, UNAVAILABLE, DesiredState.CANCEL)
+    engine = InStep(slots=1, beside=1)
+    with raises("Canceled"):
+        dispatched(POLICY, engine, InMemory(1), [partition(0)], reporter)
+    assert engine.moved == []
+    assert reporter.pauses == [None] * 3
+
+
+def test_first_report_that_is_refused_fails_the_run() -> None:
+    engine = InStep(slots=1, beside=1)
+    with pytest.raises(ForbiddenError):
+        dispatched(POLICY, engine, InMemory(1), [partition(0)], Scripted(FORBIDDEN))
+    assert engine.moved == []
+
+
 def test_forbidden_read_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> dict[TargetPartition, EntryId]:
         raise AdminForbiddenError("it may not", remedy="let it")

@@ -26,9 +26,15 @@ from redrive.replay import __main__ as driver
 from redrive.replay import audit
 from redrive.replay.account import Account
 from redrive.replay.audit import AuditFindings
-from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
 from redrive.replay.job.outcomes import MessageOutcomes
-from redrive.replay.job.plan import SUSPENDED, DesiredState, RunPreview, Scanned
+from redrive.replay.job.plan import (
+    SUSPENDED,
+    DesiredState,
+    ReplayGoneError,
+    RunEndedError,
+    RunPreview,
+    Scanned,
+)
 from redrive.replay.job.progress import (
     REVIEW_TIME,
     WINDOW_SECONDS,

@@ -23,8 +23,7 @@ from redrive.reading.queues import MessageQueue, QueueCluster
 from redrive.replay.account import Account
 from redrive.replay.evidence import CODE, LedgerKey, SignedRecord
 from redrive.replay.job import queue_plan, queues
-from redrive.replay.job.dispatch import RunEndedError
-from redrive.replay.job.plan import SHOWN, DesiredState, RunPreview
+from redrive.replay.job.plan import SHOWN, DesiredState, RunEndedError, RunPreview
 from redrive.replay.job.queue_plan import Share
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
