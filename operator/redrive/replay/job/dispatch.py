@@ -100,7 +100,8 @@ class Dispatch:
         self._reported = self._poll_due = -math.inf
         # None before the first report: an earlier run may have been suspended.
         self._desired: DesiredState | None = None
-        self._permitted = Permit()
+        # Permit of all running tasks; None if they differ.
+        self._permitted: Permit | None = Permit()
         self._unavailable_since: float | None = None
         # Topic over its backlog quota at the last attempt, and the moved messages at that time.
         self._full: TopicName | None = None
@@ -236,6 +237,8 @@ class Dispatch:
             for source_range in group:
                 self._waiting.remove(source_range)
             self._running[pool.submit(self._move, tasks)] = tasks
+            if tasks[0].permit != self._permitted:
+                self._permitted = None
 
     def _is_subscribed(self) -> bool:
         """Return True if the target retains messages; otherwise pause leases.
@@ -291,7 +294,7 @@ class Dispatch:
         logger.warning("lease failed, retrying: %s", error)
 
     def _permit(self) -> None:
-        """Write the permit of running tasks to the ledger if it has changed."""
+        """Write the permit of running tasks to the ledger if any of them has another one."""
         permit = self._share(len(self._running))
         if self._running and permit != self._permitted:
             self._ledger.write(PERMIT, permit.to_json())

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ALL_COMPLETED
 from dataclasses import replace
 from typing import cast
 
@@ -250,6 +251,14 @@ def test_quiet_time_counts_from_takeover_unless_leased_again() -> None:
     assert lost == again
     assert (second, len(others)) == (0.0, RANGES - 1)
     assert all(seconds >= FENCED_SECONDS for seconds in [first, *(age for _, age in others)])
+
+
+def test_successors_of_tasks_that_end_together_share_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "FIRST_COMPLETED", ALL_COMPLETED)
+    ledger = run(POLICY, InStep(slots=RANGES, beside=RANGES), partitions=2, rate=400.0)
+    assert ledger.permits == [Permit(100.0)] * 2
 
 
 def test_waiting_task_has_no_share_of_the_rate() -> None:
