@@ -126,10 +126,14 @@ class Dispatch:
             while self._running or self._is_suspended or self._is_postponed:
                 self._wait()
                 self._advance(pool)
+        desired = self._desired
+        if self._failed or self._waiting:
+            self._reported = -math.inf  # tasks have ended since
+            self._report()
         if self._failed:
             raise self._failed[0]
         if self._waiting:
-            check_continues(self._desired, self._account().left)
+            check_continues(desired, self._account().left)
 
     @property
     def _is_on(self) -> bool:

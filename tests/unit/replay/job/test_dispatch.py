@@ -600,6 +600,7 @@ class Scripted(Silent):
         self._answers = iter(answers)
         self.accounts: list[Account] = []
         self.pauses: list[Pause | None] = []
+        self.canceled = threading.Event()
 
     def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
         self.accounts.append(account)
@@ -607,6 +608,8 @@ class Scripted(Silent):
         answer = next(self._answers)
         if isinstance(answer, RedriveError):
             raise answer
+        if answer is DesiredState.CANCEL:
+            self.canceled.set()
         return answer
 
 
@@ -617,19 +620,43 @@ FORBIDDEN = ForbiddenError("the status may not be written", remedy="grant it")
 @pytest.mark.usefixtures("at_once")
 def test_run_leases_nothing_before_its_first_report() -> None:
     """An earlier run may have been suspended, or the Replay canceled since."""
-    reporter = Scripted(UNAVAILABLE, UNAVAILABLE, DesiredState.CANCEL)
+    reporter = Scripted(UNAVAILABLE, UNAVAILABLE, *[DesiredState.CANCEL] * 2)
     engine = InStep(slots=1, beside=1)
     with raises("Canceled"):
         dispatched(POLICY, engine, InMemory(1), [partition(0)], reporter)
     assert engine.moved == []
-    assert reporter.pauses == [None] * 3
+    assert reporter.pauses == [None] * 4
 
 
 def test_first_report_that_is_refused_fails_the_run() -> None:
     engine = InStep(slots=1, beside=1)
     with pytest.raises(ForbiddenError):
-        dispatched(POLICY, engine, InMemory(1), [partition(0)], Scripted(FORBIDDEN))
+        dispatched(POLICY, engine, InMemory(1), [partition(0)], Scripted(FORBIDDEN, FORBIDDEN))
     assert engine.moved == []
+
+
+class UntilCanceled(InStep):
+    """An engine whose task ends once the run has read that it is canceled."""
+
+    def __init__(self, canceled: threading.Event) -> None:
+        super().__init__(slots=1, beside=1)
+        self._canceled = canceled
+
+    def move(self, task: RangeTask) -> RangeResult:
+        assert self._canceled.wait(WAIT_SECONDS)
+        return super().move(task)
+
+
+@pytest.mark.parametrize("last", [DesiredState.CANCEL, DesiredState.SUSPEND, UNAVAILABLE])
+def test_canceled_run_reports_messages_of_its_last_tasks(
+    monkeypatch: pytest.MonkeyPatch, last: DesiredState | RedriveError
+) -> None:
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.5)
+    reporter = Scripted(DesiredState.RUN, DesiredState.CANCEL, last)
+    with raises("Canceled"):
+        engine = UntilCanceled(reporter.canceled)
+        dispatched(POLICY, engine, InMemory(1), [partition(0)], reporter)
+    assert [account.moved for account in reporter.accounts] == [0, 0, 1]
 
 
 def test_forbidden_read_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
