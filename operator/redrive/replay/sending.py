@@ -359,16 +359,16 @@ class Window:
             DrainedError: the run asks the task to end.
             UnsubscribedError: as for `confirm`.
         """
-        outcome = self._outcome
+        outcome, is_sent = self._outcome, False
         if row.size >= outcome.too_big:
             outcome.refuse(key, "TooBig")
         elif key in outcome.alone:
-            self._send_alone(key, row, properties)
+            is_sent = self._send_alone(key, row, properties)
         else:
-            self._send(key, row, properties)
+            is_sent = self._send(key, row, properties)
             if len(self._in_flight) >= MESSAGES or self._bytes >= BYTES:
                 self._settle(MESSAGES // 2, BYTES // 2, STALL_SECONDS)
-        if not outcome.proven:
+        if is_sent and not outcome.proven:
             self.drain()
             self.confirm()
             if outcome.is_sent(key):
@@ -410,8 +410,10 @@ class Window:
         """Return the key of *row* within its range."""
         return row.position.entry - self._first, row.position.batch_index
 
-    def _send_alone(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> None:
+    def _send_alone(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> bool:
         """Send a message alone that the broker may refuse. Refuse it after `ALONE_TRIES` attempts.
+
+        Return True if it was sent.
 
         A broker does not report which message it refuses, and the client repeats it permanently.
         """
@@ -421,12 +423,17 @@ class Window:
             if row.size > outcome.largest:
                 outcome.too_big = min(outcome.too_big, row.size)
             outcome.refuse(key, "NotAccepted")
-            return
+            return False
         outcome.alone[key] += 1
-        self._send(key, row, properties)
+        is_sent = self._send(key, row, properties)
         self._settle(0, 0, ALONE_SECONDS)
+        return is_sent
 
-    def _send(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> None:
+    def _send(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> bool:
+        """Send a message unless its schema is refused or others have acknowledged it.
+
+        Return True if it was sent.
+        """
         partition = self._sender.partition(row)
         if not self._sender.holds(partition, row.schema_version):
             # A closed producer gets no receipts.
@@ -435,14 +442,15 @@ class Window:
                 self._sender.hold(partition, row.schema_version)
             except SchemaError as error:
                 self._outcome.refuse(key, error.reason)
-                return
+                return False
         self._wait_for_permission()
         if self._is_acknowledged(key[0]):
-            return
+            return False
         # Before the send, because a failed send may have been transmitted.
         self._in_flight.add(key)
         self._bytes += row.size
         self._sender.send(key, row, partition, properties)
+        return True
 
     def _wait_for_permission(self) -> None:
         while True:

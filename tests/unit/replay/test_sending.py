@@ -81,14 +81,15 @@ class AtOnce:
         pass
 
 
-def window_of(
+def window_of(  # noqa: PLR0913, PLR0917  one each
     sender: object,
     outcome: RangeOutcome,
     look: Callable[[], Permit] = Permit,
     acknowledge: Callable[[DeadLetterRow], None] = lambda _: None,
     is_subscribed: Callable[[], bool] = lambda: True,
+    is_acknowledged: Callable[[int], bool] = lambda _: False,
 ) -> Window:
-    """Return a window of the first partition, of which others acknowledge no message."""
+    """Return a window of the first partition."""
     return Window(
         cast("Sender", sender),
         outcome,
@@ -96,7 +97,7 @@ def window_of(
         acknowledge,
         first=0,
         is_subscribed=is_subscribed,
-        is_acknowledged=lambda _: False,
+        is_acknowledged=is_acknowledged,
         pace=Pace(),
     )
 
@@ -282,6 +283,17 @@ def test_deduplication_is_proved_by_a_stored_message(
     for entry in range(3):
         window.send((entry, 0), row_at(entry), {})
     assert sender.proved == proved
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_message_acknowledged_by_others_proves_nothing(*, alone: bool) -> None:
+    """The first message that is sent proves that the target deduplicates."""
+    sender, outcome = Refusing(-1), RangeOutcome({}, "uid")
+    outcome.alone = {(0, 0): 0} if alone else {}
+    window = window_of(sender, outcome, is_acknowledged=lambda offset: offset == 0)
+    for entry in range(3):
+        window.send((entry, 0), row_at(entry), {})
+    assert sender.proved == [1]
 
 
 TARGET, SOURCE = TopicName("shop", "prod", "retry"), TopicName("shop", "prod", "dead")
