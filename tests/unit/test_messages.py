@@ -224,7 +224,7 @@ def test_other_threads_decode_strictly_while_properties_are_read() -> None:
         NO_TEXT.decode()
 
 
-def test_threads_that_read_raw_properties_leave_the_decoder_as_it_was() -> None:
+def test_threads_leave_the_decoder_of_python_as_it_was() -> None:
     strict = codecs.lookup_error("strict")
 
     class Waiting(InMemoryMessage):

@@ -248,6 +248,8 @@ def without_master(broker: str, call: str) -> AdminError:
 _BUSY, _NO_PERMISSION = frozenset({2, 14}), 16
 """Codes of answers to calls that a broker has not executed: it is busy or out of disk space, or the
 user has no right."""
+_NO_CAUSE, _PASSES = 1, re.compile("busy|in-sync replicas not enough|unable to service")
+"""Code of an answer without a cause, and its remarks if a broker refuses all for a while."""
 _MISSING = frozenset({17, 26, 206})
 """Codes of answers about a missing topic or group, and a group without consumers."""
 
@@ -265,11 +267,12 @@ def rocketmq_refusal(problem: str, code: int, remark: str) -> AdminError:
         return AuthenticationFailedError(
             problem, got=got, remedy="use an access key that the broker accepts"
         )
-    if code in _BUSY:
+    if code in _BUSY or (code == _NO_CAUSE and _PASSES.search(remark)):
         return BrokerFailedError(problem, got=got, remedy="No action needed: the operator retries")
-    return BrokerRefusedError(
-        problem, got=got, remedy="the operator retries; correct the cause in the answer"
-    )
+    remedy = "the operator retries; correct the cause in the answer"
+    error = BrokerRefusedError(problem, got=got, remedy=remedy)
+    error.has_cause = code != _NO_CAUSE
+    return error
 
 
 def one_line(text: str) -> str:

@@ -83,11 +83,6 @@ class _Call(enum.IntEnum):
 
 
 _WRITES = frozenset({_Call.PUT_TOPIC, _Call.PUT_GROUP, _Call.DELETE_GROUP, _Call.DELETE_TOPIC})
-_BUSY, _NO_PERMISSION = frozenset({2, 14}), 16
-"""Codes of answers to calls that a broker has not executed: it is busy or out of disk space, or the
-user has no right."""
-_NO_CAUSE, _PASSES = 1, re.compile("busy|in-sync replicas not enough|unable to service")
-"""Code of an answer without a cause, and its remarks if a broker refuses all for a while."""
 _SUCCESSFUL = {_Call.PULL: frozenset({0, 19, 20, 21}), _Call.SEND: frozenset({0, 10, 11, 12})}
 """Codes of successful answers beside 0. A pull has none at the offset, none there yet, or an offset
 that the broker has deleted; each has the next offset. A sent message is stored, but not yet on disk
@@ -587,25 +582,3 @@ def _number(value: object, most: int, address: str) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > most:
         raise errors.unexpected_answer(address, "a value that is not a number within its bounds")
     return int(text)
-
-
-def _refusal(problem: str, code: int, remark: str) -> errors.AdminError:
-    got = errors.one_line(f"{code} {remark}")
-    if code in _MISSING:
-        return errors.AdminNotFoundError(problem, got=got, remedy="create it, or correct the name")
-    if code == _NO_PERMISSION and "no permission" in remark:
-        return errors.AdminForbiddenError(
-            problem, got=got, remedy="allow the user of the access key to do it, by its ACL"
-        )
-    if code == _NO_PERMISSION:  # an unknown user, or another secret key
-        return errors.AuthenticationFailedError(
-            problem, got=got, remedy="use an access key that the broker accepts"
-        )
-    if code in _BUSY or (code == _NO_CAUSE and _PASSES.search(remark)):
-        return errors.BrokerFailedError(
-            problem, got=got, remedy="No action needed: the operator retries"
-        )
-    remedy = "the operator retries; correct the cause in the answer"
-    error = errors.BrokerRefusedError(problem, got=got, remedy=remedy)
-    error.has_cause = code != _NO_CAUSE
-    return error
