@@ -29,7 +29,7 @@ from redrive.auth.method import ShownCredentials
 from redrive.errors import RedriveError
 from redrive.messages import NotSentError
 from redrive.policy.naming import TopicName
-from redrive.reading.entries import EntryReader, OnMalformed
+from redrive.reading.entries import EntryReader, OnChunk, OnMalformed
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition
 from redrive.reading.session import ProtocolError, Session
@@ -85,6 +85,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
         ahead: int,
         compacted: bool = False,
         max_content: int = MAX_READ_CONTENT,
+        on_chunk: OnChunk | None = None,
     ) -> EntryReader:
         """Open a reader of one partition; see `EntryReader`.
 
@@ -101,6 +102,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
             on_malformed=self.on_malformed,
             compacted=compacted,
             max_content=max_content,
+            on_chunk=on_chunk,
         )
 
 

@@ -53,6 +53,7 @@ _REFUSALS = {
 """Exceptions of the client by the number of the protocol's `ServerError`."""
 
 OnMalformed = Callable[[Place, bytes, str], None]
+OnChunk = Callable[[Place], None]
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class EntryReader:
         ahead: highest number of messages that are sent before they are read, except in a batch.
         compacted: see `frames.subscribe`.
         max_content: see `StoredEntry.of`.
+        on_chunk: called with each entry that is a chunk, also of an incomplete message.
 
     Raises:
         pulsar.PulsarException: as by the client, if the broker is unreachable or refuses.
@@ -91,8 +93,9 @@ class EntryReader:
         on_malformed: OnMalformed | None = None,
         compacted: bool = False,
         max_content: int = MAX_CONTENT,
+        on_chunk: OnChunk | None = None,
     ) -> None:
-        self._max_content = max_content
+        self._max_content, self._on_chunk = max_content, on_chunk
         self._connect, self._topic, self._partition = connect, topic, partition
         self._name, self._ahead, self._compacted = name, ahead, compacted
         self._numbers = itertools.count()
@@ -243,6 +246,8 @@ class EntryReader:
             entry = StoredEntry.read(command.entry)
             counted = entry.messages
             chunk = entry.chunk
+            if chunk is not None and self._on_chunk is not None:
+                self._on_chunk(place)
             if chunk is None:
                 self._messages += entry.of(
                     entry.content, (place,), self._partition, self._max_content

@@ -73,6 +73,15 @@ class Range(NamedTuple):
         """Return the entry at *offset* from the first."""
         return EntryId(self.ledger, self.first + offset)
 
+    def offsets(self, entries: Iterable[tuple[int, int]]) -> int:
+        """Return those of *entries* of this partition that it contains, as a bitmap of offsets."""
+        offsets = (
+            entry - self.first
+            for ledger, entry in entries
+            if ledger == self.ledger and self.first <= entry <= self.last
+        )
+        return bitmap.of(offsets, self.size)
+
     @property
     def size(self) -> int:
         """Return the number of its entries."""
@@ -130,17 +139,26 @@ def all_pieces(partitions: Sequence[Partition]) -> list[Piece]:
     return [piece for partition in partitions for piece in cut(partition, partition.end)]
 
 
-def look_back(partition: Partition, entry: EntryId) -> EntryId:
-    """Return the entry before *entry* and the `LOOK_BACK` entries before it."""
-    missing = LOOK_BACK
-    for ledger, entries in reversed(partition.ledgers):
-        before = entry.entry if ledger == entry.ledger else entries
+def look_back(partition: Partition, entry: EntryId, entries: int | None = None) -> EntryId:
+    """Return the entry before *entry* and so many *entries* before it, by default `LOOK_BACK`."""
+    missing = LOOK_BACK if entries is None else entries
+    for ledger, size in reversed(partition.ledgers):
+        before = entry.entry if ledger == entry.ledger else size
         if ledger <= entry.ledger:
             if before >= missing:
                 return EntryId(ledger, before - missing - 1)
             missing -= before
     oldest = partition.ledgers[0][0] if partition.ledgers else entry.ledger
     return EntryId(oldest, -1)
+
+
+def look_ahead(partition: Partition, entry: EntryId, entries: int) -> EntryId:
+    """Return the last of so many *entries* after *entry*, or the last one of the partition."""
+    for span in partition.behind(entry):
+        if span.size >= entries:
+            return EntryId(span.ledger, span.first + entries - 1)
+        entries -= span.size
+    return max(entry, partition.end)
 
 
 def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:

@@ -23,7 +23,7 @@ from redrive.admin.errors import AdminError
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges
-from redrive.reading.entries import EntryReader
+from redrive.reading.entries import EntryReader, OnChunk
 from redrive.reading.positions import EntryId
 from redrive.reading.stored import MAX_READ_CONTENT, ReadMessage
 
@@ -36,6 +36,8 @@ subscription deleted by the broker together with that of an earlier connection."
 HELD_BACK_POLLS = 4
 """Number of polls in a row without readable entries, after which a transaction is open."""
 PREFETCH_BYTES = 16 * 2**20
+FAR = 10_000
+"""Entries before and after a chunk in which the others of its message are searched."""
 MIN_PREFETCH = 10
 """Smallest prefetch: a client with room for one message cannot assemble chunks."""
 MAX_PREFETCH = 1_000
@@ -153,12 +155,13 @@ class _Seen:
         self._run[2] = entry
 
 
-def _read(
+def _read(  # noqa: PLR0913, PLR0917  one each
     source: ReadableTopic,
     partition: int,
     bounds: tuple[EntryId, EntryId],
     ahead: int,
     seen: _Seen,
+    on_chunk: OnChunk | None = None,
 ) -> Iterator[ReadMessage]:
     """Read the messages after an entry up to another with one reader, and add them to *seen*."""
     after, last = bounds
@@ -167,7 +170,13 @@ def _read(
 
     def open_reader() -> EntryReader:
         return source.client.open_entry_reader(
-            source.topic, partition, after, name=name, ahead=ahead, max_content=source.max_content
+            source.topic,
+            partition,
+            after,
+            name=name,
+            ahead=ahead,
+            max_content=source.max_content,
+            on_chunk=on_chunk,
         )
 
     doing = f"open a reader on {topic}"
@@ -277,34 +286,54 @@ class MessagesByRange:
 
 
 def chunks_of_whole(
-    topic: ReadableTopic, partition: ranges.Partition, piece: ranges.Range, entries: int
+    topic: ReadableTopic,
+    partition: ranges.Partition,
+    piece: ranges.Range,
+    entries: int,
+    on_read: Callable[[], object] | None = None,
 ) -> Iterator[Sequence[EntryId]]:
-    """Yield the entries of each chunked message that has chunks among *entries*, a bitmap.
+    """Yield the entries of each readable chunked message that has chunks among *entries*, a bitmap.
 
-    It reads `LOOK_BACK` entries after them, because such a message may end in the next range.
+    It reads `LOOK_BACK` entries before and after them. If some of them are other chunks, it reads
+    `FAR` entries before and after these. With *on_read* it then reads the whole partition.
+
+    Args:
+        topic: topic of the range.
+        partition: current state of the partition.
+        piece: the range.
+        entries: a bitmap that is not empty.
+        on_read: called with each message that is read.
     """
-    last = piece.entry_id(entries.bit_length() - 1)
-    after = ranges.look_back(partition, piece.entry_id(bitmap.lowest(entries)))
-    wanted, room = [], ranges.LOOK_BACK
-    for span in partition.behind(after):
-        behind = span.size if span.ledger > last.ledger else span.last - last.entry
-        if span.ledger >= last.ledger and behind > 0:
-            wanted.append(span._replace(last=span.last - max(0, behind - room)))
-            room -= min(room, behind)
-            if not room:
-                break
-        else:
-            wanted.append(span)
-    ahead = prefetch(partition.entry_bytes)
-    for message in read_messages(topic, piece.partition, after, wanted, ahead):
-        whole = [EntryId(*entry) for entry in message.place.entries]
-        if len(whole) > 1 and any(
-            at.ledger == piece.ledger
-            and piece.first <= at.entry <= piece.last
-            and bitmap.contains(entries, at.entry - piece.first)
-            for at in whole
+    positions, ahead = topic._replace(max_content=0), prefetch(partition.entry_bytes)
+    everything = sum(size for _, size in partition.ledgers)
+    for reach in (ranges.LOOK_BACK, FAR) if on_read is None else (FAR, everything):
+        after = ranges.look_back(partition, piece.entry_id(bitmap.lowest(entries)), reach)
+        last = ranges.look_ahead(partition, piece.entry_id(bitmap.highest(entries)), reach)
+        chunks = list[tuple[int, int]]()
+        for message in _read(
+            positions, piece.partition, (after, last), ahead, _Seen(), chunks.append
         ):
-            yield whole
+            if on_read is not None:
+                on_read()
+            whole = [EntryId(*entry) for entry in message.place.entries]
+            held = piece.offsets(whole)
+            is_new = len(whole) > 1 and bool(held & entries)
+            if is_new and _is_readable(topic, piece.partition, whole, ahead):
+                entries &= ~held
+                yield whole
+        entries &= piece.offsets(chunks)
+        if not entries or reach >= everything:
+            return
+
+
+def _is_readable(
+    topic: ReadableTopic, partition: int, chunks: Sequence[EntryId], ahead: int
+) -> bool:
+    """Return True if a reader that begins before the first of *chunks* yields their message."""
+    first, last = chunks[0], chunks[-1]
+    after = EntryId(first.ledger, first.entry - 1)
+    messages = _read(topic, partition, (after, last), ahead, _Seen())
+    return any(message.place.entries[-1] == last for message in messages)
 
 
 def first_entry(piece: ranges.Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:

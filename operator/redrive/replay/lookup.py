@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pulsar
 
@@ -20,7 +20,7 @@ from redrive.errors import RedriveError
 from redrive.messages import SchemaError, WriterSchemas, read_properties
 from redrive.policy.envelope import REPLAY_PROOF, REPLAY_SOURCE
 from redrive.policy.naming import TopicName
-from redrive.reading import bitmap, broker, reader
+from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import MAX_BATCH, EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Partition, Range, Span
 from redrive.reading.reader import ReadableTopic
@@ -337,3 +337,42 @@ def may_be_stored(doubts: Iterable[tuple[SentTo, int]], row: DeadLetterRow, offs
 def add_doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
     """Record that messages up to an offset may be stored in a partition."""
     doubts[sent_to] = max(through, doubts.get(sent_to, through))
+
+
+class ReadableChunks(NamedTuple):
+    """Entries of a range that are chunks of readable messages.
+
+    Attributes:
+        parts: bitmap of the chunks before the last one of each message. Such a message may end in
+            another range, and is moved with it.
+        firsts: first chunk of each message, by the offset of the last one.
+        returned: chunks of messages whose last chunk is acknowledged.
+    """
+
+    parts: int
+    firsts: Mapping[int, EntryId]
+    returned: Sequence[EntryId]
+
+
+def find_chunks(
+    topic: ReadableTopic,
+    partition: Partition,
+    source_range: Range,
+    entries: int,
+    on_read: Callable[[], object] | None = None,
+) -> ReadableChunks:
+    """Find the readable messages that have chunks among *entries*, a bitmap.
+
+    Arguments are those of `reader.chunks_of_whole`, but *entries* may be empty.
+    """
+    parts, firsts, returned = bitmap.EMPTY, dict[int, EntryId](), list[EntryId]()
+    if entries and source_range.ledger in partition.held:
+        for chunks in reader.chunks_of_whole(topic, partition, source_range, entries, on_read):
+            *before, last = chunks
+            parts |= entries & source_range.offsets(before)
+            ends = bitmap.members(entries & source_range.offsets([last]))
+            firsts.update(dict.fromkeys(ends, chunks[0]))
+            piece = Range.of(source_range.partition, Position(*last, 0))
+            if ranges.settled(piece, partition) & piece.offsets([last]):
+                returned += [chunk for chunk in before if source_range.offsets([chunk])]
+    return ReadableChunks(parts, firsts, returned)

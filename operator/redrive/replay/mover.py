@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -19,8 +20,8 @@ from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader, rows
-from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition, Try
-from redrive.reading.ranges import Partition, Range
+from redrive.reading.positions import EntryId, Source, Tail, TargetPartition, Try
+from redrive.reading.ranges import Partition
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup, sending
@@ -114,7 +115,7 @@ class RangeMover:
         self._begun = time.monotonic()
         self._outcome = RangeOutcome(task.partly, route.uid, proven=connections.proven)
         self._drained = False
-        self._unloads = 0
+        self._unloads, self._checked, self._has_searched_chunks = 0, -math.inf, False
         # In this lease: True if another process may have sent messages, and where this one has.
         self._again = again
         self._sent_to: set[TargetPartition] = set()
@@ -228,7 +229,8 @@ class RangeMover:
                 if not self._is_subscribed():  # no consumer receives messages that are found
                     raise sending.UnsubscribedError
                 self._search(senders, before, first)
-            return self._send_all(window, itertools.chain(first, entries))
+            is_late = self._send_all(window, itertools.chain(first, entries))
+            return is_late or self._has_distant_chunks()
         except sending.DrainedError:
             self._drained = True
             with suppress(StalledError):
@@ -339,9 +341,20 @@ class RangeMover:
             DrainedError: the run asks the task to end.
         """
         while time.monotonic() < quiet:
+            self._check_continues()
+            time.sleep(sending.LEASE_CHECK_SECONDS)
+
+    def _check_continues(self) -> None:
+        """Check the lease every `LEASE_CHECK_SECONDS`.
+
+        Raises:
+            DrainedError: the run asks the task to end.
+        """
+        now = time.monotonic()
+        if now - self._checked >= sending.LEASE_CHECK_SECONDS:
+            self._checked = now
             if self._check_lease().drain:
                 raise sending.DrainedError
-            time.sleep(sending.LEASE_CHECK_SECONDS)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Return True if no message of this lease, the only one in doubt, is in a partition."""
@@ -361,11 +374,8 @@ class RangeMover:
         # Sending in bursts is cheaper for the broker, which writes concurrent messages together.
         for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(dead_letters))):
             offset = entry[0].position.entry - task.range.first
-            self._outcome.add_parts(
-                chunk.entry - task.range.first
-                for chunk in entry[0].chunks[:-1]
-                if task.range.holds(Position(*chunk, 0))
-            )
+            if len(entry[0].chunks) > 1:
+                self._outcome.parts |= task.range.offsets(entry[0].chunks[:-1])
             if not task.unread or read_first(
                 entry, offset, self._outcome, task.acknowledged, self._refusal
             ):
@@ -402,9 +412,7 @@ class RangeMover:
 
     def _refusal(self, entry: Sequence[DeadLetterRow]) -> str:
         cause = refusal(entry, len(entry), self._task.max_replays)
-        if not cause:
-            cause = self._schema_refusal(entry[0].schema_version)
-        return cause
+        return cause or self._schema_refusal(entry[0].schema_version)
 
     @property
     def _to_read(self) -> int:
@@ -422,9 +430,7 @@ class RangeMover:
         if self._is_first_reading:
             self._is_first_reading = False
             for message in self._connections.messages.of(task.range):
-                for entry in message.place.entries:
-                    if task.range.holds(Position(*entry, 0)):
-                        entries &= ~(1 << entry[1] - task.range.first)
+                entries &= ~task.range.offsets(message.place.entries)
                 yield DeadLetterRow.of(message, task.range.partition)
                 del message  # before the next one is decompressed
             if not entries:
@@ -533,7 +539,7 @@ class RangeMover:
             return
         gone = unseen & (self._task.acknowledged | ranges.settled(source_range, partition))
         unread = self._outcome.unseen(unseen & self._task.unread, source_range)
-        parts = self._parts(unseen & unread & ~gone, partition)
+        parts = unseen & unread & ~gone & self._outcome.parts
         hidden = unseen & ~gone & ~parts
         if hidden and self._task.discards:
             try:
@@ -544,42 +550,49 @@ class RangeMover:
         empty = unread & (gone | parts)
         self._outcome.miss(gone & ~empty, hidden, empty)
 
-    def _parts(self, entries: int, partition: Partition) -> int:
-        """Return the *entries*, a bitmap, that are chunks of complete messages.
+    def _has_distant_chunks(self) -> bool:
+        """Return True if messages were not received because their chunks are far apart.
 
-        Such a message may end in the next range, and is moved with it. If only some of its chunks
-        are acknowledged, the others are acknowledged again.
+        The next attempt begins to read before their first chunks.
         """
-        source_range, parts = self._task.range, entries & self._outcome.parts
-        if not entries & ~parts:
-            return parts
+        task, outcome = self._task, self._outcome
+        unread = task.entries & task.unread & ~(outcome.settled | outcome.parts | task.acknowledged)
+        if self._has_searched_chunks or not (unseen := outcome.unseen(unread, task.range)):
+            return False
+        self._has_searched_chunks, chunks = True, self._chunks(unseen)
+        outcome.parts |= chunks.parts
+        self._task = replace(task, chunks={**task.chunks, **chunks.firsts})
+        return bool(chunks.firsts)
+
+    def _chunks(
+        self, entries: int, on_read: Callable[[], object] | None = None
+    ) -> lookup.ReadableChunks:
+        """Find the messages of chunks among *entries*; see `lookup.find_chunks`.
+
+        If only some chunks of a message are acknowledged, the others are acknowledged again.
+        """
+        source_range, source = self._task.range, self._connections.read_source()
         topic = ReadableTopic(self._client, self._route.admin_url, self._route.source)
-        index = source_range.partition
-        for chunks in reader.chunks_of_whole(topic, partition, source_range, entries & ~parts):
-            last = chunks[-1]
-            is_settled = bool(
-                ranges.settled(Range.of(index, Position(*last, 0)), partition)
-                >> last.entry % ranges.RANGE_ENTRIES
-                & 1
-            )
-            for chunk in chunks[:-1]:
-                if source_range.holds(Position(*chunk, 0)):
-                    parts |= entries & 1 << chunk.entry - source_range.first
-                    if is_settled:
-                        self._consumer.acknowledge(rows.entry_acknowledgement(index, chunk))
-        return parts
+        chunks = lookup.find_chunks(topic, source, source_range, entries, on_read)
+        for entry in chunks.returned:
+            self._consumer.acknowledge(rows.entry_acknowledgement(source_range.partition, entry))
+        return chunks
 
     def _discard(self, entries: int) -> int:
         """Acknowledge entries that no client can show; return those that have to be refused.
 
-        It waits until producers of chunks have given up, because more chunks may follow.
+        It waits until producers of chunks have given up, because more chunks may follow. Chunks of
+        a readable message are refused, wherever its other chunks are.
 
         Raises:
             DrainedError: the run asks the task to end.
         """
         source_range = self._task.range
         self._wait_until(self._begun + QUIET_SECONDS)
-        partial = self._parts(entries, self._connections.read_source())
+        partial = entries & self._outcome.parts
+        chunks = self._chunks(entries & ~partial, self._check_continues)
+        self._check_continues()
+        partial |= chunks.parts | bitmap.of(chunks.firsts, source_range.size)
         for offset in bitmap.members(entries & ~partial):
             entry = source_range.entry_id(offset)
             self._consumer.acknowledge(rows.entry_acknowledgement(source_range.partition, entry))

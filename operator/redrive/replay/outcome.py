@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from redrive.policy.naming import TopicName
@@ -92,7 +92,7 @@ class RangeOutcome:
         proven: True if the target has proved to deduplicate, or does not need to.
         stored_in: target partitions in which this lease has stored a message.
         settled: bitmap of moved or refused entries.
-        parts: bitmap of entries that are chunks of received messages.
+        parts: bitmap of entries that are chunks of readable messages, without the last ones.
     """
 
     def __init__(self, partly: Parts, uid: str, *, proven: bool = False) -> None:
@@ -172,11 +172,6 @@ class RangeOutcome:
         """Record the entry of a message as handled by others."""
         self._gone |= 1 << key[0]
         self.settled |= 1 << key[0]
-
-    def add_parts(self, chunks: Iterable[int]) -> None:
-        """Record the entries of a message in chunks, without the last one."""
-        for offset in chunks:
-            self.parts |= 1 << offset
 
     def discard(self, entries: int) -> None:
         """Record entries that were acknowledged because no client can show them."""

@@ -18,7 +18,7 @@ from redrive.admin.model import read_usage
 from redrive.delivery.inspection import MALFORMED_ENTRY
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.reading import ranges
+from redrive.reading import ranges, reader
 from redrive.replay import harmful, mover
 from redrive.replay.job import run as runs
 from redrive.replay.spark import Spark
@@ -186,6 +186,84 @@ def test_chunks_ending_in_the_next_range_count_once(
     ]
     assert moved.data() == b"0123456789" * 3
     wait_until(lambda: provisioned.backlog_of_dead_letters() == 2)
+
+
+BETWEEN = 130
+"""Entries between two chunks: more than a reader looks back at first."""
+
+
+@pytest.fixture
+def distant(provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """A policy with a chunked dead letter, whose chunks lie in three ranges and far apart."""
+    monkeypatch.setattr(ranges, "RANGE_ENTRIES", 100)
+    monkeypatch.setattr(mover, "QUIET_SECONDS", 2.0)
+    provisioned = provision_policy()
+    for part in range(3):
+        store(
+            provisioned.broker,
+            provisioned.policy.dead_letter_topic,
+            [chunk("distant", part, 3, 30, b"0123456789")],
+        )
+        provisioned.bury(BETWEEN * (part < 2))
+    return provisioned
+
+
+def is_moved(provisioned: Any) -> bool:  # noqa: ANN401
+    """Return True if the target contains the chunked message once."""
+    moved = provisioned.read_all(provisioned.policy.retry_topic)
+    return [m.data() for m in moved if len(m.data()) > 5] == [b"0123456789" * 3]
+
+
+@pytest.mark.parametrize("reads_first", [False, True])
+@pytest.mark.parametrize("discards", [False, True])
+def test_message_of_distant_chunks_is_moved_once(
+    distant: Any,  # noqa: ANN401
+    *,
+    reads_first: bool,
+    discards: bool,
+) -> None:
+    job = choosing(job_of(distant), discards=discards)
+    job = dataclasses.replace(job, approval_above=1_000 if reads_first else None)
+
+    account = runs.run(job, Local(), Notes())
+
+    assert (account.moved, account.refused, account.discarded) == (2 * BETWEEN + 1, 0, 0)
+    assert is_moved(distant)
+    wait_until(lambda: distant.backlog_of_dead_letters() == 0)
+
+
+def test_named_message_of_distant_chunks_is_moved(distant: Any) -> None:  # noqa: ANN401
+    *_, last = distant.read_all(distant.policy.dead_letter_topic)
+    position = last.message_id()
+    named = f"{position.ledger_id()}:{position.entry_id()}"
+
+    account = runs.run(choosing(job_of(distant), ids=(named,), discards=True), Local(), Notes())
+
+    assert (account.matched, account.moved, account.discarded) == (1, 1, 0)
+    assert is_moved(distant)
+
+
+@pytest.mark.parametrize("reads_first", [False, True])
+def test_chunks_out_of_reach_are_not_discarded(
+    distant: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    reads_first: bool,
+) -> None:
+    """Other chunks of an incomplete message are."""
+    monkeypatch.setattr(reader, "FAR", 110)
+    topic = distant.policy.dead_letter_topic
+    store(distant.broker, topic, [chunk("killed", 0, 2, 20, b"0123456789")])
+    job = choosing(job_of(distant), discards=True)
+    job = dataclasses.replace(job, approval_above=1_000 if reads_first else None)
+
+    account = runs.run(job, Local(), Notes())
+
+    assert (account.moved, account.refused, account.discarded) == (2 * BETWEEN, 3, 1)
+    assert {refusal.cause for refusal in account.refusals} == {"NotDelivered"}
+    wait_until(lambda: distant.backlog_of_dead_letters() == 3)
+    monkeypatch.setattr(reader, "FAR", 10_000)
+    assert replay(distant).moved == 1
 
 
 OTHERS = 10

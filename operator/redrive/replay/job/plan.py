@@ -40,7 +40,7 @@ from redrive.replay.account import (
     shown_causes,
 )
 from redrive.replay.job.scanned import ScannedMessage, StoredMessage
-from redrive.replay.lookup import by_entry, refusal, schema_refusals
+from redrive.replay.lookup import by_entry, find_chunks, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan, RefusedEntry
 from redrive.replay.spec import (
@@ -254,33 +254,29 @@ def read_dead_letters(
         chunks = message.place.entries
         read.add(chunks[-1][1] - first)
         if len(chunks) > 1:
-            read.update(_offsets(source_range, chunks))
+            read.update(bitmap.members(source_range.offsets(chunks)))
         yield message
         del message  # before the next one is decompressed
     missing = entries & ~bitmap.of(read, source_range.size)
     if missing:
-        yield from _undelivered(topic, source_range, missing)
+        yield from _undelivered(topic, source_range, missing, task.ahead)
 
 
 def _undelivered(
-    topic: ReadableTopic, source_range: Range, missing: int
-) -> Iterator[DeadLetterRow]:
+    topic: ReadableTopic, source_range: Range, missing: int, ahead: int
+) -> Iterator[StoredMessage]:
+    """Yield messages whose chunks are far apart, and a placeholder for each other entry."""
     index = source_range.partition
     partition = broker.waited(lambda: broker.read_partition(topic.admin_url, topic.topic, index))
     if source_range.ledger not in partition.held:
         return
-    for chunks in reader.chunks_of_whole(topic, partition, source_range, missing):
-        missing &= ~bitmap.of(_offsets(source_range, chunks), source_range.size)
-    for offset in bitmap.members(missing):
+    chunks = find_chunks(topic, partition, source_range, missing)
+    ends = bitmap.of(chunks.firsts, source_range.size)
+    if ends:
+        after = reader.first_entry(source_range, ends, chunks.firsts)
+        yield from reader.read_entries(topic, source_range, ends, after, ahead)
+    for offset in bitmap.members(missing & ~(ends | chunks.parts)):
         yield DeadLetterRow.undelivered(index, source_range.entry_id(offset))
-
-
-def _offsets(source_range: Range, entries: Iterable[tuple[int, int]]) -> Iterator[int]:
-    return (
-        entry - source_range.first
-        for ledger, entry in entries
-        if source_range.holds(Position(ledger, entry, 0))
-    )
 
 
 def plan(
