@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from redrive.errors import RedriveError
 from redrive.reading import bitmap
 from redrive.reading.positions import EntryId
 from redrive.replay import mover
@@ -30,6 +31,9 @@ class Local:
         for planned in itertools.chain.from_iterable(map(scan_all, grouped(scans, self.slots))):
             self.scanned += Scanned.of(planned)
             yield planned
+
+    def cancel(self, error: RedriveError) -> None:
+        """Do nothing: a scan ends soon."""
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range."""

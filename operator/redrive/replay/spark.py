@@ -145,6 +145,10 @@ class Spark:
             messages = selected_rows(self._spark, self._job.where, groups)
             yield from messages.rdd.mapPartitions(fold).collect()
 
+    def cancel(self, error: RedriveError) -> None:  # noqa: ARG002  Spark raises its own
+        """End the Spark job of the current scan."""
+        self._spark.sparkContext.cancelAllJobs()
+
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range.
 

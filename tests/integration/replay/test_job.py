@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.context import wall_clock
 from redrive.policy import envelope
@@ -206,6 +208,23 @@ def test_run_takes_every_range_and_reports_progress(
     assert progress.read().counts.moved == moved[-1] == count
     assert provisioned.in_target() == [f"{number:07}" for number in range(count)]
     assert provisioned.backlog_of_dead_letters() == 0
+
+
+def test_canceled_scan_ends_its_spark_job(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
+) -> None:
+    job, _ = make_job(provision_policy())
+    engine = Spark(spark, job)
+    error = RedriveError("the run has ended", remedy="none", reason="Canceled")
+    sleepers = spark.sparkContext.parallelize([90.0], 1).map(time.sleep)
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as threads:
+        collected = threads.submit(sleepers.collect)
+        while not collected.done():
+            engine.cancel(error)
+            time.sleep(0.1)
+        assert "cancel" in str(collected.exception())
+    assert time.monotonic() - begun < 60
 
 
 def test_resumed_run_keeps_the_end_fixed_at_its_start(

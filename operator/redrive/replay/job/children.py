@@ -65,6 +65,7 @@ class Children:
         self._memory = max(LEAST_MEMORY, memory // self.slots)
         self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
         self._adding = threading.Lock()
+        self._end: RedriveError | None = None
 
     def __enter__(self) -> Self:
         """Start the children."""
@@ -87,6 +88,10 @@ class Children:
         with ThreadPoolExecutor(self.slots) as pool:
             for planned in pool.map(self._scan_all, plan.grouped(scans, self.slots)):
                 yield from planned
+
+    def cancel(self, error: RedriveError) -> None:
+        """Begin no more tasks, which fail with *error*. Running tasks end in seconds."""
+        self._end = error
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range.
@@ -134,9 +139,11 @@ class Children:
         """Run a function of a module with its argument in a child, and return its result.
 
         Raises:
-            RedriveError: the function raised it.
+            RedriveError: the function raised it, or the tasks were canceled.
             LostTaskError: the child ended, by another error too.
         """
+        if self._end is not None:
+            raise self._end
         child = self._idle.get()
         try:
             result: _Result | TaskFailure = child.run(work, task)

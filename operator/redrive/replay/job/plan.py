@@ -377,6 +377,9 @@ class Engine(Protocol):
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges. Ranges without messages may be left out."""
 
+    def cancel(self, error: RedriveError) -> None:
+        """End the current scan, by *error* or another one. May be called repeatedly."""
+
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range. Several threads call this concurrently."""
 
@@ -482,7 +485,12 @@ class Reporter(Protocol):
         """
 
     def report_scan(self, scanned: Scanned) -> None:
-        """Publish the current results of scans, while the run is planned."""
+        """Publish the current results of scans, while the run is planned.
+
+        Raises:
+            ReplayGoneError, RunEndedError: the run has to end.
+            RedriveError: the results could not be published.
+        """
 
 
 SHOWN = 20

@@ -149,13 +149,19 @@ class Progress:
         return self._rate_limit
 
     def report_scan(self, scanned: Scanned) -> None:
-        """Write the results of scans; a dry run without a limit includes numbers by cause."""
+        """Write the results of scans; a dry run without a limit includes numbers by cause.
+
+        Raises:
+            ReplayGoneError, RunEndedError: the run has to end.
+        """
         fields: dict[str, object] = {
             "counts": {"scanned": scanned.messages, "unevaluated": scanned.unevaluated},
         }
         if self._shows_causes:
             fields["preview"] = so_far(scanned)
-        asyncio.run(self._exchange(fields))
+        ends = self._ends(asyncio.run(self._exchange(fields)))
+        if ends is not None:
+            raise _ended("the run has ended before it was planned", ends)
 
     def report_outcomes(self, outcomes: MessageOutcomes) -> None:
         """Write the outcome of replayed messages."""

@@ -35,7 +35,16 @@ from redrive.replay import lookup
 from redrive.replay.account import Account
 from redrive.replay.job import outcomes
 from redrive.replay.job.dispatch import Dispatch
-from redrive.replay.job.plan import Engine, PlannedRange, Reporter, RunPreview, Scan, Scanned
+from redrive.replay.job.plan import (
+    Engine,
+    PlannedRange,
+    ReplayGoneError,
+    Reporter,
+    RunEndedError,
+    RunPreview,
+    Scan,
+    Scanned,
+)
 from redrive.replay.ledger import Ledger
 from redrive.replay.records import Header, RangePlan, Records, header_key, plan_key
 from redrive.replay.spec import EVERYTHING, Chooser, ReplayJob
@@ -432,25 +441,36 @@ def _pieces(backlog: Sequence[Partition]) -> Iterator[tuple[Partition, Piece]]:
 
 
 REPORT_SECONDS = 1.0
+IDLE_SECONDS = 3.0
+"""Interval of reports without new results, which read if the run has to end."""
 POLL_SECONDS = 0.1
 """Interval of polls of the results, so that the first one is reported at once."""
 
 
 @contextmanager
 def reporting_progress(engine: Engine, reporter: Reporter) -> Iterator[None]:
-    """Report results of scans at once, and then every `REPORT_SECONDS` if they have changed."""
-    planned = threading.Event()
+    """Report results of scans at once, and then every `REPORT_SECONDS` if they have changed.
+
+    Raises:
+        ReplayGoneError, RunEndedError: the run has to end. Its scans are canceled.
+    """
+    planned, ends = threading.Event(), list[RedriveError]()
 
     def report() -> None:
-        shown, due = Scanned(), -math.inf
+        shown, due, idle_due = Scanned(), -math.inf, time.monotonic() + IDLE_SECONDS
         while not planned.wait(POLL_SECONDS):
-            scanned = engine.scanned
-            if scanned == shown or time.monotonic() < due:
+            if ends:
+                engine.cancel(ends[0])  # repeated, because another scan may have begun
                 continue
-            due = time.monotonic() + REPORT_SECONDS
+            scanned, now = engine.scanned, time.monotonic()
+            if now < (idle_due if scanned == shown else due):
+                continue
+            due, idle_due = now + REPORT_SECONDS, now + IDLE_SECONDS
             try:
                 reporter.report_scan(scanned)
                 shown = scanned
+            except (ReplayGoneError, RunEndedError) as error:
+                ends.append(error)
             except Exception as error:  # noqa: BLE001 - a plan must not fail by its report
                 logger.warning("status update failed, scan continues: %s", error)
 
@@ -458,6 +478,11 @@ def reporting_progress(engine: Engine, reporter: Reporter) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except Exception:
+        if not ends:
+            raise
     finally:
         planned.set()
         thread.join()
+    if ends:
+        raise ends[0]

@@ -99,6 +99,9 @@ class InStep:
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         raise AssertionError(scans)
 
+    def cancel(self, error: RedriveError) -> None:
+        raise AssertionError(error)
+
     def move_all(self, tasks: Sequence[RangeTask]) -> Sequence[RangeResult]:
         raise AssertionError(tasks)
 
@@ -455,6 +458,9 @@ class InOneRange:
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         raise AssertionError(scans)
+
+    def cancel(self, error: RedriveError) -> None:
+        raise AssertionError(error)
 
     def look_at(self, *_: object) -> Partition:
         """Have one more entry acknowledged at each poll since the lease."""

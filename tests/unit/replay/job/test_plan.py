@@ -31,10 +31,12 @@ from redrive.reading.stored import MAX_READ_CONTENT, MessagePlace, ReadMessage, 
 from redrive.replay import account
 from redrive.replay.account import Account, CauseFigures, Leaders
 from redrive.replay.job import plan, run
+from redrive.replay.job.children import Children
 from redrive.replay.job.plan import (
     DesiredState,
     Pause,
     PlannedRange,
+    RunEndedError,
     RunPreview,
     Scan,
     Scanned,
@@ -51,9 +53,10 @@ from redrive.replay.job.scanned import ScannedMessage
 from redrive.replay.lookup import by_entry, read_first, refusal
 from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.records import RangeRecord, Records
-from redrive.replay.spec import FOLLOWER, Choice, FailureCause, ReplayJob
+from redrive.replay.spec import FOLLOWER, Choice, FailureCause, PodSize, ReplayJob
 from redrive.replay.task import RangeTask, TaskFailure
 from tests.support.raw_entries import RawEntry, bytes_of, numbers
+from tests.support.reasons import raises
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 KEYS = (None, "eu", "us")
@@ -189,6 +192,9 @@ class Held:
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         for scan in reversed(scans):  # in whatever order
             yield plan.plan_dead_letters(scan, self._rows(scan), lambda _version: "")
+
+    def cancel(self, error: RedriveError) -> None:
+        raise AssertionError(error)
 
     def move(self, task: RangeTask) -> RangeResult:
         raise AssertionError(task)
@@ -598,9 +604,14 @@ class Counted:
 
     def __init__(self) -> None:
         self.scanned = Scanned()
+        self.canceled = threading.Event()
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         raise AssertionError(scans)
+
+    def cancel(self, error: RedriveError) -> None:
+        assert error.reason == "Canceled"
+        self.canceled.set()
 
     def move(self, task: RangeTask) -> RangeResult:
         raise AssertionError(task)
@@ -658,6 +669,33 @@ def test_scan_progress_is_reported_while_planning(
     engine.scanned += some
     assert status.written == [some, more]  # each once
     assert more.causes == {timeouts: figures(13_999, replayed=7), others: figures(1)}
+
+
+class Canceled(Status):
+    """The Replay is canceled, or reaches its deadline, while the run is planned."""
+
+    def report_scan(self, scanned: Scanned) -> None:  # noqa: ARG002
+        raise RunEndedError("the run has ended", remedy="none", reason="Canceled")
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_canceled_replay_ends_its_plan(
+    monkeypatch: pytest.MonkeyPatch, *, is_interrupted: bool
+) -> None:
+    """Also while a scan has no results, and if it ends before it is canceled."""
+    monkeypatch.setattr(run, "IDLE_SECONDS", 0.01)
+    engine = Counted()
+    with raises("Canceled"), reporting_progress(engine, Canceled()):
+        assert engine.canceled.wait(WAIT_SECONDS)
+        if is_interrupted:
+            raise OSError("Spark ended the job")
+
+
+def test_canceled_children_begin_no_task() -> None:
+    children = Children(PodSize(1, 2**30))
+    children.cancel(RunEndedError("the run has ended", remedy="none", reason="Canceled"))
+    with raises("Canceled"):
+        children.run(str, 1)
 
 
 def test_scan_error_is_raised_unchanged() -> None:

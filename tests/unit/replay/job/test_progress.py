@@ -461,6 +461,22 @@ def test_runs_without_a_ledger_are_fenced_by_the_next(
     assert job_status(api)["counts"]["scanned"] == 5
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"spec": {"cancel": True}}, "Canceled"), ({"spec": {"deadline": "1s"}}, "DeadlineExceeded")],
+)
+def test_report_of_a_scan_ends_a_canceled_or_late_run(
+    api: FakeKubernetes, change: dict[str, Any], reason: str
+) -> None:
+    begun = run(FIRST)
+    begun.report_scan(Scanned(3))
+    status(api)["startTime"] = (wall_clock() - timedelta(hours=1)).isoformat()
+    api.objects[resources.REPLAYS][KEY].update(change)
+    with raises(reason):
+        begun.report_scan(Scanned(4))
+    assert job_status(api)["counts"]["scanned"] == 4
+
+
 def test_counts_of_a_scan_keep_the_others(api: FakeKubernetes) -> None:
     counts = {"scanned": 3, "matched": 3, "moved": 1, "left": 2}
     status(api)["run"] = {"counts": counts}

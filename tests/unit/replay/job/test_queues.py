@@ -52,6 +52,7 @@ class Reporter:
         self.account = Account()
         self.shown: RunPreview | None = None
         self.awaits_admission = False
+        self.scan_error: Exception | None = None
         self.rates: list[float | None] = [None]
 
     def report(self, account: Account, *, pause: object = None) -> DesiredState:  # noqa: ARG002
@@ -65,7 +66,8 @@ class Reporter:
         return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
 
     def report_scan(self, _: object) -> None:
-        """Report nothing."""
+        if self.scan_error is not None:
+            raise self.scan_error
 
     def preview(self, preview: RunPreview) -> None:
         self.shown = preview
@@ -103,9 +105,11 @@ def move(
     *states: DesiredState | Exception,
     was_planned: bool = False,
     reported: int = 0,
+    scan_error: Exception | None = None,
 ) -> Account:
     """Run a job after runs that have reported *reported* moved messages; return its account."""
     reporter: Any = Reporter(*states)
+    reporter.scan_error = scan_error
     counts = RunCounts(matched=5, moved=reported) if was_planned else RunCounts()
     credentials: Any = SimpleNamespace(access=lambda: None)
     with QueueCluster(job.source, credentials) as connected:
@@ -401,6 +405,14 @@ def test_canceled_run_leaves_the_others_to_the_next(cluster: FakeCluster) -> Non
         move(job(), DesiredState.RUN, DesiredState.RUN, DesiredState.CANCEL)
     assert move(job("two")).moved == 3
     assert ids(cluster) == ALL
+
+
+def test_run_canceled_while_it_plans_moves_nothing(cluster: FakeCluster) -> None:
+    canceled = RunEndedError("the run has ended", remedy="none", reason="Canceled")
+    with pytest.raises(RunEndedError):
+        move(job(), scan_error=canceled)
+    assert ids(cluster) == []
+    assert move(job("two")).moved == 5
 
 
 def test_deleted_dead_letters_are_skipped(cluster: FakeCluster) -> None:
