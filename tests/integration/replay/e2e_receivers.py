@@ -210,6 +210,7 @@ def test_run_waits_for_subscription_of_policy(provision_policy: ProvisionPolicy,
     topic, job = policy.retry_topic, job_of(provisioned)
     if kind == "source":
         topic = policy.topic
+        provisioned.create(topic, policy.subscription, 0)
         provisioned.deduplicate(topic)
         provisioned.grant(topic, "produce", "consume")
         job = job_to(provisioned, topic)
