@@ -26,7 +26,7 @@ import time
 import traceback
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
@@ -558,9 +558,8 @@ class OwnThread(threading.Thread):
 
 def ends_run(error: BaseException) -> bool:
     """Return True if *error* is no failure of a message, and has to be raised again."""
-    if isinstance(threading.current_thread(), OwnThread):
-        return ends_thread(error)
-    return _concerns_all(error)
+    ends = any(is_a(part, _ENDINGS) for part in parts(error))
+    return ends and not (isinstance(threading.current_thread(), OwnThread) and exits(error))
 
 
 def exits(error: BaseException) -> bool:
@@ -570,11 +569,18 @@ def exits(error: BaseException) -> bool:
 
 def ends_thread(error: BaseException) -> bool:
     """Return True if *error* ends an `OwnThread`, or what does its work in memory."""
-    return _concerns_all(error) and not exits(error)
+    return ends_run(error) and not exits(error)
 
 
-def _concerns_all(error: BaseException) -> bool:
-    return any(is_a(part, _ENDINGS) for part in parts(error))
+@contextlib.contextmanager
+def printing_errors() -> Iterator[None]:
+    """Print exceptions of the program's filters and handlers of logs, which can't show them."""
+    try:
+        yield
+    except BaseException as error:
+        if ends_run(error):
+            raise
+        traceback.print_exc()
 
 
 class GuardedLog(logging.LoggerAdapter[logging.Logger]):
@@ -582,12 +588,8 @@ class GuardedLog(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:  # noqa: ANN401
         """Log as a `Logger` does; an exception is printed."""
-        try:
+        with printing_errors():
             self.logger.log(level, msg, *args, **{"stacklevel": 2, **options})
-        except BaseException as error:
-            if ends_run(error):
-                raise
-            traceback.print_exc()
 
 
 def log_of(name: str) -> GuardedLog:

@@ -49,6 +49,7 @@ from redrive.delivery.sender import (
     PartitionSender,
     in_partition,
     open_producer,
+    partition_for,
     remedy_of,
 )
 from redrive.messages import (
@@ -70,7 +71,7 @@ from redrive.messages import (
 from redrive.policy import envelope
 from redrive.policy.envelope import ENCODED, NOT_COPIED, PAYLOAD_PREFIX, SOURCE_MESSAGE_ID
 from redrive.policy.model import Policy
-from redrive.policy.naming import TopicName, partition_of_key
+from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, Retry
 
 _KEY, _ORDERING_KEY = "key", "orderingKey"
@@ -440,11 +441,7 @@ class Producers:
         in_background(sender.end)
 
     def _partition(self, topic: TopicName, key: str) -> str:
-        names = self._names(topic)
-        if len(names) == 1:
-            return names[0]
-        number = partition_of_key(key, len(names)) if key else next(self._turns) % len(names)
-        return names[number]
+        return partition_for(key, self._names(topic), self._turns)
 
     def _names(self, topic: TopicName) -> tuple[str, ...]:
         """Return the partitions of *topic*, or the topic itself if it has none."""

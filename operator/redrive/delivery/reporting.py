@@ -15,7 +15,6 @@ import enum
 import functools
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pulsar
 
-from redrive.delivery.concurrency import OPEN_SECONDS, ends_run, in_background, log_of, within
+from redrive.delivery.concurrency import (
+    OPEN_SECONDS,
+    ends_run,
+    in_background,
+    log_of,
+    printing_errors,
+    within,
+)
 from redrive.delivery.decisions import Attempts
 from redrive.delivery.forwarder import destination
 from redrive.delivery.middleware.chain import Failure, Middleware, RetryInPlace, Settle, Settlement
@@ -140,8 +146,8 @@ class Events:
 
     def report(self, event: Event, text: str, *values: object) -> None:
         """Report *event*, in the log with *text*, which is formatted with *values*."""
-        try:
-            level = event.event.level
+        level = event.event.level
+        with printing_errors():
             if _events_log.isEnabledFor(level):
                 # Not `log`, which looks for the caller in all frames.
                 logger = _events_log.logger
@@ -149,10 +155,6 @@ class Events:
                     logger.name, level, __file__, 0, text, values, None, "report", vars(event)
                 )
                 logger.handle(record)
-        except BaseException as error:  # a filter of the program's, and the log can't show it
-            if ends_run(error):
-                raise
-            traceback.print_exc()
         if self.hook is None:
             return
         try:

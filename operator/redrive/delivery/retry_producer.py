@@ -29,10 +29,16 @@ from redrive.delivery.concurrency import (
 )
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.parts import Crypto, check_names, for_producer
-from redrive.delivery.sender import PARTITIONS_SECONDS, REMEDY, Opening, SendSlot, remedy_of
+from redrive.delivery.sender import (
+    PARTITIONS_SECONDS,
+    REMEDY,
+    Opening,
+    SendSlot,
+    partition_for,
+    remedy_of,
+)
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import BYTES, NotSentError, WriterSchema
-from redrive.policy.naming import partition_of_key
 from redrive.policy.values import (
     check_count,
     check_instance,
@@ -250,9 +256,7 @@ class RetryProducer(Closing):
         if time.monotonic() - self._read_at > PARTITIONS_SECONDS:
             self._read_at = time.monotonic()  # at once, so that one thread asks
             in_background(self._read_partitions)
-        names = self._partitions
-        number = partition_of_key(key, len(names)) if key else next(self._turns)
-        return names[number % len(names)]
+        return partition_for(key, self._partitions, self._turns)
 
     def _read_partitions(self) -> None:
         with contextlib.suppress(pulsar.exceptions.PulsarException):  # a send finds out

@@ -46,7 +46,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
@@ -55,6 +55,7 @@ import pulsar
 
 from redrive.delivery.concurrency import OPEN_SECONDS, SendWatchdog, in_background, within
 from redrive.messages import NotSentError, TooBigError
+from redrive.policy.naming import partition_of_key
 
 _TOO_SMALL = "that the topic has no maxMessageSize of its own, which clients do not know"
 REMEDY = f"check that the broker answers, that this role may produce there, and {_TOO_SMALL}"
@@ -424,6 +425,14 @@ def leave(producer: pulsar.Producer) -> None:
     """Close *producer*, however long that takes."""
     with contextlib.suppress(pulsar.exceptions.PulsarException):  # nothing left to close
         producer.close()
+
+
+def partition_for(key: str, names: Sequence[str], turns: Iterator[int]) -> str:
+    """Return the partition of a message: that of its key, as for Java's client, or the next one."""
+    if len(names) == 1:
+        return names[0]
+    number = partition_of_key(key, len(names)) if key else next(turns)
+    return names[number % len(names)]
 
 
 def in_partition(receipt: pulsar.MessageId, topic: str) -> pulsar.MessageId:
