@@ -52,7 +52,7 @@ def growth(seconds: Mapping[int, float]) -> float:
 async def provision(make_shop: MakeShop, operator: Operator, count: int) -> float:
     """Return the seconds until *count* policies of a new shop are Ready."""
     shop = make_shop()
-    connect(shop, count)
+    await connect(shop, count)
     names = [f"orders-{number}" for number in range(count)]
     async with crowd(shop, operator.kubeconfig) as people:
         await people.make_sources(names)

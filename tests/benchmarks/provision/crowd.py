@@ -109,11 +109,14 @@ async def run_script(phases: Iterable[Sequence[Request]], admin_url: str, token:
     return time.monotonic() - began
 
 
-def connect(shop: Shop, policies: int, admin_url: str | None = None) -> None:
-    """Make a connection that allows so many policies, more than by default; wait for it."""
+async def connect(shop: Shop, policies: int, admin_url: str | None = None) -> None:
+    """Make a connection that allows so many policies, more than by default; wait for it.
+
+    The event loop runs meanwhile, because it may serve the proxy at *admin_url*.
+    """
     rule = {**shop.rule("fulfilment"), "limits": {"policies": policies}}
     shop.connection(allow=[rule], adminURL=admin_url or shop.broker.admin_url)
-    shop.ready("main", "brokerconnection")
+    await asyncio.to_thread(shop.ready, "main", "brokerconnection")
 
 
 AT_ONCE = 20
@@ -153,7 +156,8 @@ class Crowd:
 
     async def remake(self, name: str) -> None:
         """Delete a policy, wait for its end, and create it again."""
-        self.shop.kubectl("delete", "retrypolicy", name, "--timeout=60s")
+        delete = ("delete", "retrypolicy", name, "--timeout=60s")
+        await asyncio.to_thread(self.shop.kubectl, *delete)
         await self.make([name])
 
     async def settled(self, count: int) -> float:
