@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pulsar
+import pulsar.asyncio
 import pytest
 
 from redrive import (
@@ -35,12 +36,10 @@ from redrive import (
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
-from tests.benchmarks.figures import Figure
+from tests.benchmarks.figures import NOISE, Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 
 PAIRS = 9
-NOISE = 0.1
-"""The medians of two runs on an idle machine differ by as much: 0.96 and 0.85 of one state."""
 WORKERS = 8
 ASYNC_WORKERS = 20
 
@@ -168,6 +167,37 @@ def run_async(client: pulsar.Client, file: Path, count: Count) -> None:
     asyncio.run(consume())
 
 
+def bare_async(provisioned: ProvisionedPolicy) -> Consume:
+    """Return a call that consumes by the client's own asyncio, with a task for each worker."""
+    authentication = pulsar.AuthenticationToken(provisioned.broker.token(SUPERUSER))
+
+    async def consume(policy: Policy, count: Count) -> None:
+        client = pulsar.asyncio.Client(
+            provisioned.broker.service_url,
+            authentication=authentication,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+        consumer = await client.subscribe(
+            str(policy.topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
+        )
+
+        async def work() -> None:
+            while not count.ended.is_set():
+                message = await consumer.receive()
+                await count.alone(message)
+                await consumer.acknowledge(message)
+
+        tasks = [asyncio.create_task(work()) for _ in range(ASYNC_WORKERS)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        _, idle = await asyncio.wait(tasks, timeout=1)  # others acknowledge; the rest waits
+        for task in idle:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+    return lambda _client, file, count: asyncio.run(consume(load_policy(file), count))
+
+
 @pytest.mark.parametrize(
     ("call", "reference", "producer", "partitions", "messages", "goal", "most"),
     [
@@ -196,18 +226,8 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
 ) -> None:
     """*goal* is for the rate on an idle machine, *most* for the processor time on any."""
     provisioned: ProvisionedPolicy = provision_policy(partitions=partitions)
-    client, policy = provisioned.client(SUPERUSER), provisioned.policy
     file = tmp_path / "policy.json"
-    file.write_text(codec.encode(policy), encoding="utf-8")
-    costs: dict[Consume, list[Cost]] = {reference: [], call: []}
-    for _ in range(PAIRS):
-        for consume in (reference, call):
-            fill(client, policy.topic, messages, batched=producer == "batched")
-            count = Count(messages)
-            consume(client, file, count)
-            costs[consume].append(count.cost)
-    # The ratio of each pair, because the load of the machine changes between pairs.
-    pairs = list(zip(costs[reference], costs[call], strict=True))
+    pairs = alternated(provisioned, file, reference, call, messages, batched=producer == "batched")
     ratios = sorted(its.wall / ours.wall for its, ours in pairs)
     processor = statistics.median(ours.processor / its.processor for its, ours in pairs)
     name = f"{call.__name__}, {producer}" + f", {partitions} partitions" * (partitions > 0)
@@ -222,6 +242,47 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
         Figure(name, "processor time of bare", micros, "µs a message"),
         Figure(name, "processor time", processor, "of bare", at_most=most),
     ]
+
+
+def test_asyncio_beside_the_asyncio_of_the_client(
+    provision_policy: Callable[..., Any], figures: list[Figure], tmp_path: Path
+) -> None:
+    provisioned: ProvisionedPolicy = provision_policy()
+    file, messages = tmp_path / "policy.json", 20_000
+    pairs = alternated(provisioned, file, bare_async(provisioned), run_async, messages)
+    ratios = sorted(its.wall / ours.wall for its, ours in pairs)
+    processor = statistics.median(ours.processor / its.processor for its, ours in pairs)
+    rate = (messages - 1) / statistics.median(its.wall for its, _ in pairs)
+    name, bare_loop = "run_async beside pulsar.asyncio", "of pulsar.asyncio"
+    figures += [
+        Figure(name, f"pulsar.asyncio, {ASYNC_WORKERS} tasks", rate, "messages/s"),
+        Figure(name, "ratio", statistics.median(ratios), bare_loop),
+        Figure(name, "lowest ratio", ratios[0], bare_loop),
+        Figure(name, "highest ratio", ratios[-1], bare_loop),
+        Figure(name, "processor time", processor, bare_loop),
+    ]
+
+
+def alternated(  # noqa: PLR0913 - a pair, and its messages
+    provisioned: ProvisionedPolicy,
+    file: Path,
+    reference: Consume,
+    call: Consume,
+    messages: int,
+    *,
+    batched: bool = True,
+) -> list[tuple[Cost, Cost]]:
+    """Return pairs of costs; compare within each, for the load changes between pairs."""
+    client, policy = provisioned.client(SUPERUSER), provisioned.policy
+    file.write_text(codec.encode(policy), encoding="utf-8")
+
+    def cost(consume: Consume) -> Cost:
+        fill(client, policy.topic, messages, batched=batched)
+        count = Count(messages)
+        consume(client, file, count)
+        return count.cost
+
+    return [(cost(reference), cost(call)) for _ in range(PAIRS)]
 
 
 def fill(client: pulsar.Client, topic: TopicName, messages: int, *, batched: bool) -> None:
