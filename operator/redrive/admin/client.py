@@ -9,11 +9,14 @@ messages there, would appear to exist.
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from redrive.admin import model
 from redrive.admin.access import Credentials
@@ -35,8 +38,6 @@ from redrive.admin.http import (
     Endpoint,
     Http,
     quoted,
-    schema_path,
-    schemas_path,
     subscription_path,
     topic_path,
 )
@@ -101,6 +102,8 @@ class Admin:
         self.settings = BrokerSettings()
         self._tenants = CachedReads(self._namespaces_of)
         self._namespaces = CachedReads(self._read_namespace)
+        self._newest: dict[str, tuple[TopicName, TopicPolicy]] = {}
+        self._inherited = CachedReads(self._read_inherited)
         self._grantings: dict[str, Granting] = {}
         self._complete: dict[TopicName, tuple[float, frozenset[str]]] = {}
 
@@ -150,19 +153,18 @@ class Admin:
 
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; its other properties are kept."""
-        call = Call(f"mark {topic}", "PUT", f"{topic_path(topic)}/properties", dict(properties))
-        await self._send(call)
+        path = f"{topic_path(topic)}/properties"
+        await self._send(Call(f"mark {topic}", "PUT", path, dict(properties)))
 
     async def schema(self, topic: TopicName) -> model.Schema | None:
         """Return the latest schema of a topic; None if it has none."""
-        does, path = f"read the schema of {topic}", schema_path(topic)
-        return await self._read(
-            Call(does, "GET", path, longest=LONG_ANSWER, optional=True), model.read_schema
-        )
+        does, path = f"read the schema of {topic}", _schema_path(topic)
+        call = Call(does, "GET", path, longest=LONG_ANSWER, optional=True)
+        return await self._read(call, model.read_schema)
 
     async def schemas(self, topic: TopicName) -> tuple[model.Schema, ...]:
         """Return all versions of a topic's schema, the oldest first."""
-        does, path = f"read the schemas of {topic}", schemas_path(topic)
+        does, path = f"read the schemas of {topic}", f"{_schema_path(topic)}s"
         call = Call(does, "GET", path, longest=LONG_ANSWER, optional=True)
         return await self._read(call, model.read_schemas) or ()
 
@@ -173,11 +175,9 @@ class Admin:
             ConflictError: its namespace does not allow the change.
             BrokerRefusedError: it is not a schema.
         """
-        body = {
-            "type": schema.type, "schema": schema.data, "properties": dict(schema.properties)
-        }  # fmt: skip
-        call = Call(f"give {topic} a schema", "POST", schema_path(topic), body)
-        await self._send(call)
+        properties = dict(schema.properties)
+        body = {"type": schema.type, "schema": schema.data, "properties": properties}
+        await self._send(Call(f"give {topic} a schema", "POST", _schema_path(topic), body))
 
     async def replicated_to(self, topic: TopicName) -> frozenset[str]:
         """Return the clusters that have a topic, its own included."""
@@ -226,8 +226,7 @@ class Admin:
 
         The value of the topic, its namespace or the broker applies.
         """
-        path = f"{topic_path(topic)}/messageTTL?applied=true"
-        does = f"read the TTL of {topic}"
+        does, path = f"read the TTL of {topic}", f"{topic_path(topic)}/messageTTL?applied=true"
         return await self._get(does, path, lambda answer: model.bounded(answer or 0))
 
     async def topic_policy(
@@ -242,6 +241,20 @@ class Admin:
         does = f"read {policy} of {topic}"
         return await self._get(does, path, lambda answer: model.read_policy(policy.own, answer))
 
+    async def policy_of_new_topic(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
+        """Return the value in force of *policy* on a topic that was just created.
+
+        New topics of a namespace inherit one value. Concurrent callers share the read of it, which
+        makes the broker list the namespace, unless the value needs no change.
+        """
+        place = f"{topic.namespace_name} {policy.read}"
+        self._newest[place] = topic, policy
+        value = await self._inherited.get(place, max_age=0.0)
+        return value if any(policy.writes(value)) else await self.topic_policy(topic, policy)
+
+    async def _read_inherited(self, place: str) -> Any:  # noqa: ANN401  the broker's JSON
+        return await self.topic_policy(*self._newest[place])
+
     async def set_topic_policy(
         self, topic: TopicName, policy: TopicPolicy | str, write: Write
     ) -> None:
@@ -255,9 +268,8 @@ class Admin:
         The call needs any permission on the topic.
         """
         path = f"{topic_path(topic)}/internalStats"
-        return await self._get(
-            f"read the internal state of {topic}", path, read_internal_stats, LONG_ANSWER
-        )
+        does = f"read the internal state of {topic}"
+        return await self._get(does, path, read_internal_stats, LONG_ANSWER)
 
     async def stats(
         self, topic: TopicName, *, partitioned: bool, oldest: bool = False, producers: bool = False
@@ -275,9 +287,8 @@ class Admin:
         read = str(oldest).lower()
         query = f"&getEarliestTimeInBacklog={read}&subscriptionBacklogSize={read}"
         path = f"{topic_path(topic)}/{kind}{query}&excludePublishers={str(not producers).lower()}"
-        stats = await self._get(
-            f"read the statistics of {topic}", path, model.read_stats, LONG_ANSWER
-        )
+        does = f"read the statistics of {topic}"
+        stats = await self._get(does, path, model.read_stats, LONG_ANSWER)
         if len(self._complete) >= MAX_TOPICS:
             self._complete.clear()
         self._complete[topic] = asyncio.get_running_loop().time(), stats.complete
@@ -289,30 +300,20 @@ class Admin:
         Of a partitioned topic it is the maximum of a partition. The answer lists all ranges, so it
         may be long.
         """
-
-        def read(part: Mapping[str, Any]) -> int:
-            return acknowledged_behind(part, subscription)
-
         does = f"read acknowledgements of {topic}"
+        read = functools.partial(acknowledged_behind, subscription=subscription)
         return max(await self._internals(does, topic, read, partitioned=partitioned), default=0)
 
     async def is_terminated(self, topic: TopicName, *, partitioned: bool) -> bool:
         """Return True if a topic, or one of its partitions, accepts no more messages."""
-
-        def read(part: Mapping[str, Any]) -> bool:
-            return bool(part["state"] == "Terminated")
-
         does = f"read the state of {topic}"
-        return any(await self._internals(does, topic, read, partitioned=partitioned))
+        read = operator.itemgetter("state")
+        return "Terminated" in await self._internals(does, topic, read, partitioned=partitioned)
 
     async def has_open_transaction(self, topic: TopicName) -> bool:
         """Return True if *topic*, a partition or a topic without, has a transaction under way."""
-
-        def read(part: Mapping[str, Any]) -> int:
-            return model.bounded(part.get("ongoingTxnCount") or 0)
-
-        does = f"read the transactions of {topic}"
-        return any(await self._stats(does, topic, _NAMES_ONLY, read, partitioned=False))
+        does, path = f"read the transactions of {topic}", f"{topic_path(topic)}/stats?{_NAMES_ONLY}"
+        return await self._get(does, path, model.has_transactions, LONG_ANSWER)
 
     async def _internals(
         self, does: str, topic: TopicName, read: Parser[T], *, partitioned: bool
@@ -333,10 +334,7 @@ class Admin:
         does = f"read the use of {topic}"
         # An imprecise count may be 0 although messages remain.
         query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
-
-        def read(part: Mapping[str, Any]) -> model.TopicUsage:
-            return model.read_usage(part, subscription)
-
+        read = functools.partial(model.read_usage, subscription=subscription)
         parts = await self._stats(does, topic, query, read, partitioned=partitioned)
         return model.combine_partitions(part for part in parts if part is not None)
 
@@ -582,12 +580,8 @@ class Admin:
 
     async def _permissions(self, namespace: str) -> Permissions:
         does, path = f"read the grants in {namespace}", f"namespaces/{quoted(namespace)}"
-        return await self._get(
-            does,
-            path,
-            lambda answer: model.read_namespace_policies(answer)["permissions"],
-            LONG_ANSWER,
-        )
+        policies = await self._get(does, path, model.read_namespace_policies, LONG_ANSWER)
+        return policies["permissions"]  # type: ignore[no-any-return]
 
     async def _read_namespace(self, namespace: str) -> model.NamespaceState:
         does = f"read namespace {namespace}"
@@ -598,3 +592,9 @@ class Admin:
             ),
         )
         return model.NamespaceState(*topics, **policies)
+
+
+def _schema_path(topic: TopicName) -> str:
+    """Return the path of the latest schema of a topic."""
+    name = quote(quote(topic.local, safe=""), safe="")  # the broker decodes it twice
+    return f"schemas/{quoted(topic.namespace_name)}/{name}/schema"

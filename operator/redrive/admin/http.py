@@ -207,18 +207,6 @@ def topic_path(topic: TopicName) -> str:
     return f"persistent/{quoted(topic.namespace_name)}/{quote(topic.local, safe='')}"
 
 
-def schema_path(topic: TopicName) -> str:
-    """Return the path of the latest schema of a topic."""
-    # The broker decodes the name twice.
-    name = quote(quote(topic.local, safe=""), safe="")
-    return f"schemas/{quoted(topic.namespace_name)}/{name}/schema"
-
-
-def schemas_path(topic: TopicName) -> str:
-    """Return the path of all versions of a topic's schema."""
-    return f"{schema_path(topic)}s"
-
-
 def subscription_path(topic: TopicName, name: str) -> str:
     """Return the path of a subscription of a topic."""
     # The broker decodes this part of the path twice.

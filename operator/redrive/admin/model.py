@@ -477,6 +477,15 @@ def read_names(part: Mapping[str, Any]) -> frozenset[str]:
     return name_set(part["subscriptions"])
 
 
+def has_transactions(part: Mapping[str, Any]) -> bool:
+    """Return True if statistics of one partition name a transaction under way.
+
+    Raises:
+        TypeError, ValueError: it is not an answer of a broker.
+    """
+    return bounded(part.get("ongoingTxnCount") or 0) > 0
+
+
 def read_receivers(part: Mapping[str, Any]) -> frozenset[str]:
     """Parse the names of the durable subscriptions of one partition that are not Pulsar's own.
 

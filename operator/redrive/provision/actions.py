@@ -56,9 +56,7 @@ class BrokerWrites(Protocol):
     async def put_schema(self, topic: TopicName, schema: Schema) -> None: ...
     async def create_subscription(self, topic: TopicName, name: str) -> None: ...
     async def delete_subscription(self, topic: TopicName, name: str) -> None: ...
-    async def topic_policy(
-        self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
-    ) -> Any: ...  # noqa: ANN401
+    async def policy_of_new_topic(self, topic: TopicName, policy: TopicPolicy) -> Any: ...  # noqa: ANN401
     async def schemas(self, topic: TopicName) -> tuple[Schema, ...]: ...
     async def topics(self, namespace: str) -> tuple[frozenset[str], frozenset[str]]: ...
     async def partitions(self, topic: TopicName) -> int: ...
@@ -231,9 +229,8 @@ class SetTopicPolicy(Action):
         topic, policy, write = self.topic, self.policy, self.write
         try:
             if write is None:
-                in_force = applied.in_force[policy.read] = await on.broker.topic_policy(
-                    topic, policy
-                )
+                in_force = await on.broker.policy_of_new_topic(topic, policy)
+                applied.in_force[policy.read] = in_force
                 write = next(policy.writes(in_force), None)
                 if write is None:
                     return False

@@ -6,6 +6,7 @@ API, or a value with bounded numbers that the rest of the operator can use.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -140,6 +141,7 @@ READS: dict[str, Read] = {
                    lambda q: (evicting(q or {}), list(LimitsBacklog(9).writes(q)))),
     "delays": Read(lambda a: a.topic_policy(TOPIC, DELAYS), DELAYED, _use_delays),
     "tick": Read(lambda a: a.topic_policy(TOPIC, DelaysWithin(9)), DELAYED, _use_delays),
+    "new": Read(lambda a: a.policy_of_new_topic(TOPIC, DelaysWithin(9)), DELAYED, _use_delays),
     "acknowledged": Read(
         lambda a: a.acknowledged(TOPIC, partitioned=False, subscription="s"), INTERNAL
     ),
@@ -268,6 +270,24 @@ async def test_limit_of_a_topic_precedes_namespace_and_broker(
     async with serving(answer) as url, Http.open() as http:
         admin = Admin(http, url, Access.bearer("x"))
         assert await admin.limit(TOPIC, setting) == expected
+
+
+@pytest.mark.parametrize(("tick", "read"), [(1_000, 1), (9, 11)], ids=["needed", "sufficient"])
+async def test_new_topics_share_the_read_of_a_policy(tick: int, read: int) -> None:
+    """A topic whose policy stays as it is was read itself."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(body=written({"active": True, "tickTime": tick}))
+
+    topics = [TopicName("t", "n", f"a-{number}") for number in range(10)]
+    async with serving(answer) as url, Http.open() as http:
+        admin = Admin(http, url, Access.bearer("x"))
+        values = [admin.policy_of_new_topic(topic, DelaysWithin(9)) for topic in topics]
+        assert [value["tickTime"] for value in await asyncio.gather(*values)] == [tick] * 10
+    assert len(asked) == read
+    assert len(set(asked)) == min(read, 10)
 
 
 @pytest.mark.parametrize("depth", [MOST_NESTED, MOST_NESTED + 1, 900, 100_000])

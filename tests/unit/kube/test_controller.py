@@ -304,6 +304,24 @@ async def test_hanging_objects_block_only_their_partition() -> None:
     await kept.stop()
 
 
+async def test_partitions_share_all_concurrent_reconciles() -> None:
+    at_work = Counter[str]()
+
+    async def look(key: Key) -> Requeue:
+        at_work[key.namespace] += 1
+        await asyncio.Event().wait()
+        return Requeue.ON_CHANGE
+
+    kept = Controller("Kind", look, partition_key=lambda key: key.namespace)
+    for partition in range(100):
+        for number in range(100):
+            kept.enqueue(Key(f"partition-{partition}", f"policy-{number}"))
+    await until(lambda: len(at_work) == 100 and min(at_work.values()) == 24)
+    await asyncio.sleep(0.1)
+    assert sum(at_work.values()) < 2.2 * controller.OF_ALL_PARTITIONS
+    await kept.stop()
+
+
 @pytest.mark.parametrize("marks", [False, True])
 async def test_crowd_of_a_namespace_delays_no_other(*, marks: bool) -> None:
     begun: list[Key] = []
