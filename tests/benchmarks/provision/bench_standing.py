@@ -48,7 +48,7 @@ async def idle(proxy: Proxy, namespace: str) -> list[Figure]:
     return [
         Figure(name, "a survey of topics and grants", len(of_namespace), "calls", at_most=20),
         Figure(name, "the rotation", rest / seconds, "calls/s", at_most=20),
-        Figure(name, "statistics of topics", len(statistics_of) / seconds, "calls/s", at_most=10),
+        Figure(name, "statistics of topics", len(statistics_of) / seconds, "calls/s", at_most=10.2),
         Figure(name, "writes to the broker", writes(calls), "calls", at_most=0),
     ]
 
