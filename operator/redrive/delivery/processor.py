@@ -10,9 +10,11 @@ message, under the same origin and count, and never loses it. A message that can
 unacknowledged, and sent again later. With the topic policies of `provision.desired` brokers delete
 no retry and no dead letter before the time to live that the policy sets.
 
-A message is given up on request only: `deadLetter.mode: Discard` drops it after its last retry, a
-time to live of the policy expires it, a `BroadcastConsumer` has no second attempt, and a Replay
-with `DiscardUnreadable` acknowledges entries that no client can read.
+A message is given up on request: `deadLetter.mode: Discard` drops it after its last retry, a time
+to live of the policy expires it, a `BroadcastConsumer` has no second attempt, and a Replay with
+`DiscardUnreadable` acknowledges entries that no client can read. Otherwise only the client can lose
+a message: chunks and entries that it cannot decompress, see the limits in
+docs/design/delivery-guarantees.md.
 
 While the broker is down, for ten minutes as well, `run` continues, and that time counts as no
 attempt. For the operator see `admin.guards`, for Replays `replay.job.run`.

@@ -1,4 +1,4 @@
-"""Deletion of a policy: who may delete its topics; and their handover to a successor.
+"""Deletion of a policy: its effects at the broker, and the order of its steps.
 
 The `deletionPolicy` decides what happens to the topics of a deleted policy. Only a policy whose
 deletion has work at the broker has a finalizer, for at most `CLEANUP_DEADLINE`. Other policies are
@@ -7,9 +7,9 @@ deleted at once, even if the operator does not run; `DeletionEvents` reports the
 `removal` plans the deletion from the observed topics; it is pure. It considers only topics that are
 marked as this policy's. With `Delete` or `DeleteIfEmpty` the operator deletes a topic that redrive
 created if its name comes from the naming scheme, no other subscription and no connected client uses
-it, and a rule of the connection has `deletion: Allowed`. From any other topic only the additions of
-redrive are removed. Only this module deletes topics of Pulsar; `provision.rocketmq` deletes topics
-of RocketMQ.
+it, and a rule of the connection has `deletion: Allowed`. Other topics of the policy lose redrive's
+additions, except those in `_why_unchanged`, which are not changed. Only this module deletes topics
+of Pulsar; `provision.rocketmq` deletes topics of RocketMQ.
 
 `reconciler.hand_over` passes the topics of a policy to the policy of the same name in another
 cluster, as in blue-green deployments. Only the cluster that owns the topics can hand them over.

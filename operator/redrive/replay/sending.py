@@ -520,7 +520,7 @@ class TaskConnections:
         consumer: consumer that acknowledges dead letters.
         pace: pace of all messages.
         proven: True if the target has proved to deduplicate, or does not need to.
-        rows: messages of several ranges that are read together; none of a range alone.
+        messages: messages of several ranges that are read together; none of a range alone.
         source: state of the partition of dead letters at the last poll; None before the first.
     """
 
