@@ -219,7 +219,7 @@ def required_of(schema: Schema) -> list[str]:
     """Return the fields that an object has: of an optional one a rule requires them."""
     rules = schema.get("x-kubernetes-validations", ())
     matches = (
-        re.match(r"`(\w+)` must be given beside the other", rule["message"]) for rule in rules
+        re.match(r"`(\w+)` is required if any other field", rule["message"]) for rule in rules
     )
     return [*schema.get("required", ()), *(match[1] for match in matches if match)]
 

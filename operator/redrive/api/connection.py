@@ -93,10 +93,10 @@ class ClientCertificate(model.ApiModel):
 
 
 class SecretText(model.ApiModel):
-    """Source of a password; the password itself is never in a manifest."""
+    """Source of a client secret; the client secret itself is never in a manifest."""
 
     secret_ref: model.SecretKeyRef
-    """The Secret and its key that contain the password, as text."""
+    """The Secret and its key that contain the client secret, as text."""
 
 
 class OAuth2(model.ApiModel):

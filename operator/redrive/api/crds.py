@@ -421,7 +421,7 @@ def _required_beside(name: str, properties: Mapping[str, Any]) -> dict[str, Any]
     others = " || ".join(f"present(self.{other})" for other in properties if other != name)
     return Rule(
         f"present(self.{name}) || !({others})",
-        f"`{name}` must be given beside the other fields",
+        f"`{name}` is required if any other field of this object is set",
         "add it, or leave all of them out",
     ).to_schema()
 

@@ -14,7 +14,6 @@ from redrive.api.model import ApiModel, CheckedModel, Form, at_most_one, one_of
 from redrive.api.permissions import RuleName
 from redrive.api.policy_defaults import bounded_duration
 from redrive.api.replay_status import JobFailure, LenientStatus, Phase, PlannedCauseCount
-from redrive.errors import InvalidSpecError
 
 RETURNED, MAX_RETURNED = 20, 500
 """Messages that are returned by default, and at most."""
@@ -121,7 +120,8 @@ class Export(ApiModel):
     for `messages`. Defaults to Masked."""
 
 
-_RESULTS = at_most_one("spec", "messages", "causes", "export")
+_RESULT_FIELDS = ("messages", "causes", "export")
+_RESULTS = at_most_one("spec", *_RESULT_FIELDS)
 
 
 _FIXED = (
@@ -185,9 +185,9 @@ class InspectionSpec(CheckedModel):
     """Ticket of the Inspection, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
     def _check(self) -> None:
-        if len(self._results) > 1:
-            problem = f"{_RESULTS.problem}; got more than one of them"
-            raise InvalidSpecError(problem, remedy=_RESULTS.remedy)
+        names = [name for name in _RESULT_FIELDS if getattr(self, name)]
+        if len(names) > 1:
+            raise _RESULTS.error(" ".join(names))
         replay.check_ids(self.select, self.policy_ref.kind)
 
     @property

@@ -380,7 +380,7 @@ class Choices(model.ApiModel):
 
     # No default in the schema: a default member would remain beside the one that a user sets later.
     delay_ladder: DelayLadder | None = None
-    """The delay before each retry: exactly one of `preset`, `delays`, `fixed` and `exponential`.
+    """The delay before each retry: at most one of `preset`, `delays`, `fixed` and `exponential`.
     Defaults to the connection's `policyDefaults`, else the preset `TDMQ`."""
 
     delay_levels: Levels | None = None
@@ -394,8 +394,8 @@ class Choices(model.ApiModel):
     ) = None
     """Effect of a deletion of the policy at the broker. `Retain`: none. `RevokeGrants`: it revokes
     the grants of redrive, and changes nothing else. `Delete`: it deletes the topics that redrive
-    created with all their messages, and restores adopted ones. It retains topics that `naming`
-    gives another name than the scheme, and topics with other durable subscriptions.
+    created with all their messages, and restores adopted ones. It retains topics whose name differs
+    from the naming scheme, and topics with other durable subscriptions.
     `DeleteIfEmpty`: the same, but topics with messages are unchanged. The last two wait while
     clients are connected, at most 10 minutes. Defaults to the connection's `policyDefaults`, else
     Retain."""

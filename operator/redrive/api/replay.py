@@ -428,8 +428,9 @@ class ReplaySpec(model.CheckedModel):
     Defaults to ExactlyOnce, and for a RocketMQRetryPolicy to AtLeastOnce, the only one there."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
-    """Maximum number of Replays of a message, including this one, 1 to 1000000. A message with as
-    many Replays is refused, and stays. Defaults to no limit. Example: `3`."""
+    """Maximum number of Replays of a message, including this one, 1 to 1000000. A message
+    that was already replayed this many times is refused, and stays. Defaults to no limit. Example:
+    `3`."""
 
     mode: Annotated[Mode, *model.one_of(Mode, "`mode`")] = Mode.RUN
     """`Run`: messages are moved. `Plan`: they are only counted, and `status.run.preview` shows the

@@ -326,7 +326,7 @@ class ReplayRun(LenientStatus):
     """Estimated time to the end at that rate. Example: `1h30m`."""
 
     refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
-    """The first 100 refused entries; `python -m redrive.replay.refused` lists all."""
+    """The first 100 refused entries. The ledger contains all of them, see docs/howto/audit.md."""
 
     preview: Preview | None = None
     """Result of a plan or a review, and of its scan so far while it runs."""

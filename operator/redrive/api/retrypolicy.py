@@ -296,10 +296,10 @@ class Backlog(model.StatusModel):
     """Number of messages of the source topic that the subscription has not processed yet."""
 
     source_consumers: Annotated[int, Field(ge=0)] | None = None
-    """Number of connected consumers of the source topic, of the partition that has most."""
+    """Highest number of connected consumers of the source topic in any partition."""
 
     retry_consumers: Annotated[int, Field(ge=0)] | None = None
-    """Number of connected consumers of the retry topic, of the partition that has most."""
+    """Highest number of connected consumers of the retry topic in any partition."""
 
     retry: Annotated[int, Field(ge=0)]
     """Number of messages that wait in the retry topic for their next attempt, due or not."""
@@ -320,8 +320,8 @@ class Backlog(model.StatusModel):
     """Time at which the oldest dead letter was stored. Absent without dead letters."""
 
     dead_letter_bytes: Annotated[int, Field(ge=0)] | None = None
-    """Approximate size of the dead letters in bytes, of the partition that has most. Absent if they
-    are discarded."""
+    """Highest approximate size of the dead letters in any partition, in bytes. Absent if they are
+    discarded."""
 
     dead_letter_quota_bytes: Annotated[int, Field(ge=0)] | None = None
     """Backlog quota of a partition of the dead-letter topic, in bytes. Absent if it is unlimited,
@@ -454,8 +454,8 @@ class SharedPolicyStatus(model.StatusModel):
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None
-    """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
-    31, and the number of the others."""
+    """Changes that redrive would make, with `managementPolicy: Observe`. At most 32 lines. If there
+    are more changes, line 32 counts the rest."""
 
     replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
     """Results of the last ten Replays of the policy, latest first. Absent without any."""

@@ -46,7 +46,7 @@ SLOW_SECONDS = 5.0
 
 
 START_SECONDS = 15.0
-"""Time for which an object may wait for what a person has to provide."""
+"""Time for which an object may wait for prerequisites that a user must create."""
 UNSEEN_SECONDS = 60.0
 """Time within which an operator reconciles a new object."""
 _QUEUED = {
@@ -75,7 +75,8 @@ class Start:
             self._reason, self._since = reason, at
         if not ready:
             is_unseen = at - self._since > UNSEEN_SECONDS
-            return "no operator has reconciled it; check it by doctor" if is_unseen else ""
+            problem = "no operator has reconciled it; run `kubectl redrive doctor`"
+            return problem if is_unseen else ""
         is_late = ready["status"] == "False" and at - self._since > START_SECONDS
         if "Stalled" in conditions or (is_late and reason not in _QUEUED):
             return f"{reason}: {clean(ready['message'])}"
@@ -85,8 +86,8 @@ class Start:
 def wait_of(body: Body) -> str:
     """Return the reason for which a Replay or an Inspection waits; empty if it does not.
 
-    Before its start, what a person has to provide is only named: `Start` ends the command soon, and
-    explains it.
+    Before its start only the reason of a prerequisite that a user must create is returned: `Start`
+    ends the command soon, and shows the whole message.
     """
     ready = conditions_of(body).get("Ready") or {}
     if ready.get("status") != "False":
@@ -268,7 +269,7 @@ def attach(
                 return NOT_FINISHED
             if not run_of(replay) and (problem := start.problem(replay)):
                 live.clear()
-                say(f"{problem}\nthe Replay waits for it. Follow it: {hint}")
+                say(f"{problem}\nthe Replay starts when this is fixed. Follow it: {hint}")
                 say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
                 return NOT_FINISHED
             if timeout is not None and seconds >= timeout:
@@ -279,7 +280,7 @@ def attach(
         say(f"Suspend it: {flags.hint('suspend', name, namespace=namespace)}")
         say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
         return INTERRUPTED
-    raise RedriveError(f"the Replay {name} was deleted", remedy="make another one")
+    raise RedriveError(f"the Replay {name} was deleted", remedy="create another one")
 
 
 def _end(replay: Body, output: str | None) -> int:
@@ -296,7 +297,7 @@ def _change(replay: str, change: Body, done: str, flags: WriteFlags) -> None:
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     if phase_of(body) in ENDED:
         raise RedriveError(
-            f"the Replay {replay} has ended", got=phase_of(body), remedy="make another one"
+            f"the Replay {replay} has ended", got=phase_of(body), remedy="create another one"
         )
     flags.show(cluster.patch(REPLAYS, body, {"spec": change}, dry_run=flags.dry_run), done)
 
@@ -403,4 +404,4 @@ def refused(replay: str, output: str | None, flags: ClusterFlags) -> None:
     click.echo("\n".join(table(columns, rows)))
     listed = sum(entry["messages"] for entry in entries)
     if listed < total:
-        say(f"{listed} of {total} messages; `python -m redrive.replay.refused` lists all")
+        say(f"{listed} of {total} messages; to list all, see docs/howto/audit.md")

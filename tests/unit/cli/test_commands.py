@@ -496,12 +496,13 @@ def test_object_that_can_not_start_ends_the_wait(
     start = Start()
     assert [start.problem(queued) for _ in range(99)] == [""] * 99
     unseen = [start.problem({}) for _ in range(8)]
-    assert unseen[-2:] == ["", "no operator has reconciled it; check it by doctor"]
+    assert unseen[-2:] == ["", "no operator has reconciled it; run `kubectl redrive doctor`"]
     states = repeat(SimpleNamespace(objects=(missing,), error=None))
     cluster = cast("Any", SimpleNamespace(states=lambda *_: states))
     assert attach(cluster, ClusterFlags(), missing, timeout=None, output=None) == 4
     error = capsys.readouterr().err
-    assert "ServiceAccountNotFound: add it\nthe Replay waits for it. Follow it: " in error
+    starts = "the Replay starts when this is fixed. Follow it: "
+    assert f"ServiceAccountNotFound: add it\n{starts}" in error
 
 
 def test_waiting_replay_shows_its_reason_after_5_s() -> None:
