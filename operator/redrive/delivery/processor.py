@@ -3,7 +3,7 @@
     receive ─▶ handle ─▶ verdict ─▶ settle: acknowledge
                                     or forward, and acknowledge after the receipt
 
-Called by the consumers. `middleware` lies around each stage; `decisions` returns the verdict.
+Called by the consumers. `middleware` wraps each stage; `decisions` returns the verdict.
 
 At least once: send → receipt → acknowledge, in this order. A crash in between duplicates the
 message, under the same origin and count, and never loses it. A message that can't be sent is kept,
@@ -24,15 +24,16 @@ attempt. For the operator see `admin.guards`, for Replays `replay.job.run`.
 - Messages that the client has prefetched are handled. The client drops their acknowledgements.
 - A failed message is kept by `UnsentMessages`, and sent on within a minute after the broker
   answers. With `MAX_UNSENT` of them the consumer takes nothing new.
-- Afterwards the broker delivers again all that is not acknowledged. The consumer drops copies of
-  what is in flight or was settled meanwhile, and acknowledges them again, see `in_flight`. What the
-  broker delivers to another consumer is handled again.
+- Afterwards the broker redelivers every unacknowledged message. The consumer drops copies of
+  in-flight or recently settled messages, and acknowledges those of settled ones, see `in_flight`. A
+  message that the broker delivers to another consumer is handled again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -313,7 +314,10 @@ class Processor:
         return not waits and self._in_flight.may_redeliver()
 
     def _remove(self, message: pulsar.Message, messages: int) -> None:
-        """Dead-letter an entry in a thread that no exception of a middleware may end."""
+        """Dead-letter an undecryptable entry.
+
+        Runs in a thread that exceptions of middleware must not end.
+        """
         if not self._in_flight.begin(message):
             return
         try:
@@ -379,9 +383,9 @@ class Processor:
 
 
 MAX_UNSENT = 1_000
-"""With so many messages that wait to be sent on, nothing new is taken from the broker."""
+"""Number of messages that wait to be sent at which receiving is suspended."""
 _RESUME_SHARE = 0.9
-"""Below this share of them it is taken again."""
+"""Share of `MAX_UNSENT` below which receiving resumes."""
 
 _FIRST_SECONDS = 5.0
 _LONGEST_SECONDS = 60.0
@@ -397,7 +401,7 @@ class _Waiting:
 
 
 class _Report(Protocol):
-    def __call__(self, *, stopped: bool) -> None: ...
+    def __call__(self, waiting: int, limit: int, *, stopped: bool) -> None: ...
 
 
 class UnsentMessages:
@@ -410,7 +414,7 @@ class UnsentMessages:
     Args:
         send: settles again; raises NotSentError if there is no receipt.
         decisions: decide once more about a settlement.
-        taking: reports that nothing new is taken, as too many wait, and that taking continues.
+        taking: reports suspension and resumption of receiving.
     """
 
     def __init__(
@@ -497,10 +501,11 @@ class UnsentMessages:
     def _bound(self) -> None:
         with self._changing:
             count = sum(len(topic.settlements) for topic in self._waiting.values())
-            # A broker that accepts few does not stop and resume the taking with each of them.
-            full = count >= (MAX_UNSENT * _RESUME_SHARE if self._full else MAX_UNSENT)
+            # A broker that accepts few does not suspend and resume receiving with each of them.
+            resumed_below = math.ceil(MAX_UNSENT * _RESUME_SHARE)
+            full = count >= (resumed_below if self._full else MAX_UNSENT)
             if full == self._full:
                 return
             self._full = full
             self._parts.incoming.hold_new(self, held=full)  # in the order of the counts
-        self._taking(stopped=full)
+        self._taking(count, resumed_below, stopped=full)

@@ -290,9 +290,9 @@ _OUTAGES = {
 
 
 _TAKING = {
-    Name.TAKING_STOPPED: "too many messages wait to be sent on: this consumer takes nothing new "
-    "from the broker until a tenth of them are sent",
-    Name.TAKING_RESUMED: "messages that waited were sent on: this consumer takes new ones again",
+    Name.TAKING_STOPPED: "%d messages wait to be sent; receiving is suspended until fewer than %d "
+    "of them wait",
+    Name.TAKING_RESUMED: "%d messages wait to be sent, fewer than %d; receiving resumes",
 }
 
 
@@ -389,17 +389,23 @@ class Reporting(Middleware):
         """Report that the clock of this host seems to be ahead of the broker's."""
         event = replace(self._of_no_message(Name.CLOCK_AHEAD), topic=topic)
         text = (
-            "the clock of this host seems to be ahead of the broker's by %.0f s: the last retries "
-            "from %s came late by that, all alike; retries that it sends come late, and a deadline "
-            "of failure rules ends early; synchronize the clocks of this host and of the broker; "
-            "if they agree, the broker delivers late: check its dispatch rates"
+            "the last retries from %s all came %.0f s late, so the clock of this host seems to be "
+            "ahead of the broker's. Retries that this consumer sends come late, and deadlines of "
+            "failure rules end early. Synchronize the clocks of this host and of the broker. If "
+            "they agree, the broker delivers late: check its dispatch rates"
         )
-        self._events.report(event, text, seconds, topic)
+        self._events.report(event, text, topic, seconds)
 
-    def taking(self, *, stopped: bool) -> None:
-        """Report that nothing new is taken while too many messages wait to be sent on, or again."""
+    def taking(self, waiting: int, limit: int, *, stopped: bool) -> None:
+        """Report that receiving is suspended or resumes, with *waiting* messages to be sent.
+
+        Args:
+            waiting: number of these messages.
+            limit: number of them below which receiving resumes.
+            stopped: True for a suspension.
+        """
         name = Name.TAKING_STOPPED if stopped else Name.TAKING_RESUMED
-        self._events.report(self._of_no_message(name), _TAKING[name])
+        self._events.report(self._of_no_message(name), _TAKING[name], waiting, limit)
 
     def _of_no_message(self, name: Name, *, reason: str = "", count: int = 1) -> Event:
         policy = self._policy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -385,7 +386,10 @@ def test_failed_attempt_is_reported_once_for_many_sends() -> None:
     assert len(names) > 10
 
 
-def test_too_many_unsent_hops_stop_new_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_unsent_hops_stop_new_messages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "redrive")
     monkeypatch.setattr(processor, "MAX_UNSENT", 3)
     events: list[Event] = []
     consumer, handle = InMemoryConsumer(POLICY, on_event=events.append), Failing()
@@ -400,6 +404,10 @@ def test_too_many_unsent_hops_stop_new_messages(monkeypatch: pytest.MonkeyPatch)
     consumer.run(handle)
     assert handle.calls == 30
     assert [event.event for event in events if event.event in TAKING] == TAKING
+    assert [text for text in caplog.messages if "receiving" in text] == [
+        "3 messages wait to be sent; receiving is suspended until fewer than 3 of them wait",
+        "2 messages wait to be sent, fewer than 3; receiving resumes",
+    ]
     assert len(consumer.dead_letters) == 10
 
 
