@@ -156,7 +156,10 @@ class BrokerCredentials(ABC):
                     now = time.monotonic()
                     if held is None or now >= held.end_of(1.0):
                         raise
-                    logger.warning("the last token is used till its end", exc_info=True)
+                    logger.warning(
+                        "issuer failed; the current token stays in use until it expires",
+                        exc_info=True,
+                    )
                     self._renewal_due = now + _PAUSE_SECONDS
                 self._held = held
             return held.issued.token
@@ -182,10 +185,10 @@ class BrokerCredentials(ABC):
     def _text(self, file: Path) -> str:
         try:
             text = self._bytes(file).decode("ascii").strip()
-        except UnicodeDecodeError:
-            text = ""
+        except UnicodeDecodeError as error:  # from None: it contains the content
+            raise self._unusable(self.missing, type(error).__name__, file) from None
         if not text:
-            raise self._unusable(self.missing, "nothing that is plain text", file)
+            raise self._unusable(self.missing, "", file)
         return text
 
     def _bytes(self, file: Path) -> bytes:
@@ -246,8 +249,7 @@ class JobCredentials(BrokerCredentials):
             return bytes.fromhex(self._text(file))
         except (RedriveError, ValueError):
             raise RedriveError(
-                f"the key of the ledger is not at {file}",
-                got="no file with hexadecimal digits",
+                f"file {file} must contain the key of the ledger, in hexadecimal digits",
                 remedy="mount the Secret that the operator creates for the policy, with the label "
                 "redrive.io/policy",
                 reason="CredentialsMissing",

@@ -125,7 +125,8 @@ def _unexpected(client: Client, got: str) -> AdminError:
     return AdminError(
         f"the issuer {client.issuer_url} gave no token",
         got=got,
-        remedy="check audience, scope and oauth2.issuerURL, which needs the scheme, host and port "
-        "of the token endpoint; it is tried again",
+        remedy="No action needed for a passing failure: it is retried automatically. Otherwise "
+        "check audience, scope and oauth2.issuerURL, which needs the scheme, host and port of the "
+        "token endpoint",
         reason=Reason.ISSUER_FAILED,
     )

@@ -178,7 +178,7 @@ def follow_inspection(
     except KeyboardInterrupt:
         say(f"\nthe Inspection continues. Follow it: {hint}")
         return INTERRUPTED
-    raise RedriveError(f"the Inspection {name} was deleted", remedy="make another one")
+    raise RedriveError(f"the Inspection {name} was deleted", remedy="create another one")
 
 
 def _show_end(flags: ClusterFlags, inspection: Body, output: str | None) -> int:

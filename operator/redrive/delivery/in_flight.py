@@ -357,9 +357,10 @@ class SubscriptionsByTopic(dict[str, Subscription]):
         topic = _whole(name)
         if topic not in self._of_topics:
             raise InvalidSpecError(
-                "a message is settled by the consumer it came from",
+                "message belongs to another consumer",
                 got=str(topic),
-                remedy=f"this one consumes {' and '.join(map(str, self._of_topics))}",
+                remedy="settle it by the consumer that received it; this one consumes "
+                + " and ".join(map(str, self._of_topics)),
             )
         self[name] = self._of_topics[topic]
         return self[name]

@@ -275,7 +275,7 @@ def lost(uid: str) -> RedriveError:
         "the ledger has no plan of this Replay any more: the ledger topic was deleted, or another "
         "Replay ended meanwhile",
         got=f"no plan of {uid}",
-        remedy="make another Replay, which moves the messages that are not recorded as moved",
+        remedy="create another Replay, which moves the messages that are not recorded as moved",
         reason="LedgerLost",
     )
 

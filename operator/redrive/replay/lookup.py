@@ -165,11 +165,10 @@ POLL_SECONDS = 0.2
 
 
 def topic_lost(topic: TopicName, got: object) -> RedriveError:
-    """Return the error of a dead-letter topic that was deleted, or created again."""
+    """Return the error of a dead-letter topic that was deleted, or recreated."""
     return RedriveError(
-        f"the run can't read {topic} any more: it was deleted, and perhaps created again, with "
-        "the messages that were not moved; or it was empty and was unloaded; or the replay role "
-        "lost its rights there",
+        f"cannot read {topic}; it was deleted or recreated, or was empty and was unloaded, or the "
+        "replay role lost its rights",
         got=got,
         remedy="check if the topic exists, and its grants; another Replay moves its messages",
         reason="DeadLetterTopicLost",

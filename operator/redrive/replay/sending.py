@@ -210,7 +210,7 @@ class Sender:
                 f"deduplication is off on {self._target}: messages that a client repeats when it "
                 "reconnects would be stored twice",
                 got=f"sequence id {last} after {sent} was stored",
-                remedy="enable it for this topic, or make another Replay with guarantee: "
+                remedy="enable it for this topic, or create another Replay with guarantee: "
                 "AtLeastOnce",
                 reason="DeduplicationOff",
             )

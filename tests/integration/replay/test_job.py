@@ -318,7 +318,7 @@ def test_lost_plan_is_not_made_again(
     provisioned.make_again(provisioned.policy.ledger_topic)
     provisioned.bury(2)
 
-    with raises("LedgerLost", match="make another Replay"):
+    with raises("LedgerLost", match="create another Replay"):
         main([job.encode()])
 
     assert progress.read().failure.reason == "LedgerLost"
@@ -403,7 +403,7 @@ def test_run_past_its_deadline_fails_and_does_not_restart(
     patch(startTime=(wall_clock() - timedelta(minutes=59)).isoformat())
     assert progress.report(Account()) is DesiredState.RUN
     patch(startTime=(wall_clock() - timedelta(minutes=61)).isoformat())
-    with raises("DeadlineExceeded", match="got 5; make another Replay with a longer one"):
+    with raises("DeadlineExceeded", match="got 5; create another Replay with a longer one"):
         jobs.run(job, Local(), progress)
     patch(phase="Failed")
     main([job.encode()])

@@ -96,7 +96,8 @@ def test_method_none_sends_no_credentials(mounted: Write) -> None:
     ("method", "files", "shown"),
     [
         (Method.TOKEN, {}, "credentials/token; got 'FileNotFoundError'"),
-        (Method.TOKEN, {"credentials/token": " \n"}, "nothing that is plain text"),
+        (Method.TOKEN, {"credentials/token": " \n"}, "credentials/token; got ''"),
+        (Method.TOKEN, {"credentials/token": "hunter2 \u00e9"}, "got 'UnicodeDecodeError'"),
         (Method.TLS, {}, "credentials/tls.crt; got"),
         (
             Method.TLS,
@@ -304,5 +305,5 @@ async def test_issuer_error_shows_only_its_code(error: object, shown: str) -> No
         return web.json_response({"error": error, "error_description": "s3cret"}, status=400)
 
     async with serving(answer) as url, Http.open() as opened:
-        with raises(Reason.ISSUER_FAILED, match=f"got '{shown}'; check"):
+        with raises(Reason.ISSUER_FAILED, match=f"got '{shown}'; No action"):
             await issue(Client(url, "me", "s3cret"), opened)

@@ -218,7 +218,7 @@ def check_permitted(replay: Body, ctx: Context) -> None:
             raise Reason.REPLAY_FAILED.error(
                 "the BrokerConnection does not permit this Replay anymore",
                 got=error.reason,
-                remedy="make another Replay once it does, which moves the messages that are left",
+                remedy="create another Replay once it does, which moves the messages that are left",
             ) from error
 
 
@@ -254,7 +254,7 @@ def choose_template(
             f"`jobTemplate.executors` must be at most {bound}, the lowest bound of the job "
             f"template {name}, the BrokerConnection and the operator",
             got=executors,
-            remedy="make another Replay with fewer, or raise the bound; the run starts "
+            remedy="create another Replay with fewer, or raise the bound; the run starts "
             "automatically then",
         )
     return ChosenTemplate(name, template, executors, engine)

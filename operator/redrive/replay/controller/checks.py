@@ -152,9 +152,9 @@ def _queue_is_not_allowed(
         "no rule of the connection for this namespace allows the topic that this Replay is to move "
         f"messages to together with the group {policy.group}",
         got=str(topic),
-        remedy="delete this Replay and make another one with a target among its topics, or add the "
-        "topic to a rule of spec.rocketmq.allow of the BrokerConnection that has the group; the "
-        "Replay starts automatically then",
+        remedy="delete this Replay and create another one with a target among its topics, or add "
+        "the topic to a rule of spec.rocketmq.allow of the BrokerConnection that has the group; "
+        "the Replay starts automatically then",
     )
 
 
@@ -183,7 +183,7 @@ def _fields_are_not_supported(
     return Reason.OTHER_BROKER.error(
         "fields of this Replay are not for the broker or the clients of its policy",
         got=", ".join(fields),
-        remedy=f"make another Replay {'with target Source' if is_retry else 'without them'}",
+        remedy=f"create another Replay {'with target Source' if is_retry else 'without them'}",
     )
 
 
@@ -194,7 +194,7 @@ def start_is_too_late(latest: str | None, now: datetime) -> RedriveError | None:
     return Reason.STARTED_TOO_LATE.error(
         "the Replay was not launched before its startBefore",
         got=latest,
-        remedy="make another Replay with a later startBefore to move its messages",
+        remedy="create another Replay with a later startBefore to move its messages",
     )
 
 
@@ -255,7 +255,7 @@ def target_is_not_allowed(request: RunRequest) -> RedriveError | None:
             "the topic that this Replay is to move messages to is not among those that the "
             "connection allows to its namespace",
             got=str(topic),
-            remedy="delete this Replay and make another one with a target among them, or add the "
+            remedy="delete this Replay and create another one with a target among them, or add the "
             "topic to a rule of spec.allow of the BrokerConnection; the Replay starts "
             "automatically then",
         )
@@ -282,7 +282,7 @@ def batch_mixes_keys(request: RunRequest) -> RedriveError | None:
         "a batch is delivered to one consumer, also if its messages have several keys: with a "
         f"subscription of type {kind.value}, several consumers would receive messages of one key",
         got=f"sending: Batched, and {request.policy.topic} as the target",
-        remedy="make another Replay with sending Individual, or with target Retry",
+        remedy="create another Replay with sending Individual, or with target Retry",
     )
 
 
@@ -295,7 +295,7 @@ def template_is_not_permitted(request: RunRequest) -> RedriveError | None:
     return Reason.JOB_NOT_PERMITTED.error(
         "the BrokerConnection does not permit this job template",
         got=name,
-        remedy="make another Replay with one of its status.jobTemplates, or add it to "
+        remedy="create another Replay with one of its status.jobTemplates, or add it to "
         "jobs.templates of the BrokerConnection; this Replay starts automatically then",
     )
 
@@ -310,7 +310,7 @@ def executors_exceed_connection(request: RunRequest) -> RedriveError | None:
         f"`jobTemplate.executors` must be at most {most}, the bound of the BrokerConnection "
         f"{request.through}",
         got=executors,
-        remedy="make another Replay with fewer, or raise jobs.maxExecutors; this Replay starts "
+        remedy="create another Replay with fewer, or raise jobs.maxExecutors; this Replay starts "
         "automatically then",
     )
 
@@ -331,7 +331,7 @@ def replay_is_not_safe(request: RunRequest) -> RedriveError | None:
             f"messages of the RetryPolicy {request.policy_key} are handled again only once the "
             "effects of their first handling were reconciled",
             got=list(spec.confirmations or ()),
-            remedy="reconcile them, and make another Replay with confirmations: [Reconciled]",
+            remedy="reconcile them, and create another Replay with confirmations: [Reconciled]",
         )
     return None
 
@@ -348,7 +348,7 @@ def field_is_required(request: RunRequest) -> RedriveError | None:
     return Reason.AUTHOR_FIELD_MISSING.error(
         f"the BrokerConnection {request.through} requires fields of Replays that are missing",
         got=", ".join(missing),
-        remedy=f"make another Replay with {' and '.join(missing)}",
+        remedy=f"create another Replay with {' and '.join(missing)}",
     )
 
 

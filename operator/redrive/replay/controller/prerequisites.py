@@ -318,7 +318,7 @@ async def _check_topic(job: ReplayJob, topic: TopicName, admin: Admin) -> None:
         raise Reason.TARGET_NOT_ALLOWED.error(
             "the target of this Replay is a topic that redrive keeps for a RetryPolicy",
             got=str(topic),
-            remedy="delete this Replay and make another one, with a target that is no such topic",
+            remedy="delete this Replay, and create a Replay with another target",
         )
     if not job.audited and not receivers.retain_for(job.receiver):
         name = job.receiver or "NAME"
@@ -365,9 +365,9 @@ async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Ob
     estimate = await _estimate(job, admin)
     if ttl < max(SHORTEST_TTL, estimate):
         raise Reason.TARGET_EXPIRES.error(
-            f"messages of {topic} expire unread, or with an idle subscription, too early: the time "
-            f"must be at least {format_duration(SHORTEST_TTL)}, and not shorter than the run, "
-            f"which takes about {format_duration(estimate)}",
+            f"unread messages of {topic}, or its idle subscriptions, expire too early; the limit "
+            f"must be at least {format_duration(SHORTEST_TTL)} and cover the run (about "
+            f"{format_duration(estimate)})",
             got=got,
             remedy=f"raise it (`pulsar-admin {command}` for no limit), or select fewer messages; "
             "this Replay starts automatically then",

@@ -134,7 +134,7 @@ async def _show_end(replay: Body, ctx: Context) -> None:
     error = Reason.ALREADY_ENDED.error(
         f"the Replay has the annotation {admission.ENDED_AT} of an ended one, so it is not "
         "launched",
-        remedy="make another Replay without that annotation if messages are to be moved",
+        remedy="create another Replay without that annotation if messages are to be moved",
     )
     end = moment_of(replay["metadata"]["annotations"][admission.ENDED_AT]) or ctx.clock()
     fields = {"phase": Phase.FAILED.value, "completionTime": written(end)}
@@ -565,7 +565,7 @@ def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:
     if is_canceled and phase not in {Phase.RUNNING, Phase.SUSPENDED}:
         raise Reason.CANCELED.error(
             "the Replay was canceled; messages that were moved before stay moved",
-            remedy="make another Replay for those that are left",
+            remedy="create another Replay for those that are left",
         )
 
 

@@ -432,8 +432,8 @@ def choose_operator(ctx: Context) -> Launcher:
     raise Reason.SPARK_OPERATOR_NOT_FOUND.error(
         f"no kind SparkApplication{' of ' * bool(groups)}{groups} is installed in this cluster, so "
         "no Replay can run with engine Spark",
-        remedy="install the Spark operator, and this Replay starts automatically; or make another "
-        "one with engine Job",
+        remedy="install the Spark operator, and this Replay starts automatically; or create "
+        "another one with engine Job",
     )
 
 

@@ -79,7 +79,7 @@ def mirror(
         return _completed(replay, reported)
     name, is_review = run.key.name, reported.run.review is not None
     if run.phase in FINAL and not reported.run.finished:
-        remedy = "fix the cause and make another Replay, which moves the messages that are left"
+        remedy = "fix the cause and create another Replay, which moves the messages that are left"
         raise ended_unfinished(Reason.REPLAY_FAILED, run, reported.run.failure, remedy)
     is_job = run.kind == resources.JOBS.kind
     engine = ReplayEngine.JOB if is_job else ReplayEngine.SPARK
@@ -172,7 +172,7 @@ def _completed(replay: Body, reported: ReplayStatus) -> ShownStatus:
         return ready(Reason.COMPLETED_WITH_REFUSALS, account, [refused]), fields
     error = Reason.ALL_REFUSED.error(
         f"{account}: nothing was moved",
-        remedy="correct the causes in status.run.refusals, and make another Replay",
+        remedy="correct the causes in status.run.refusals, and create another Replay",
     )
     return failed(error), fields | {"phase": Phase.FAILED.value}
 

@@ -272,7 +272,7 @@ class Dispatch:
                 "the target has become a retry, dead-letter or other topic of a RetryPolicy, and "
                 "no more messages are moved there",
                 got=str(route.target),
-                remedy="make another Replay with another target",
+                remedy="create another Replay with another target",
             )
 
     def _pause_without_subscription(self) -> None:

@@ -427,14 +427,14 @@ def check_continues(desired: DesiredState | None, remaining: int) -> None:
         raise RunEndedError(
             "the run has reached its deadline, and dead letters are left",
             got=remaining,
-            remedy="make another Replay with a longer one for those that are left",
+            remedy="create another Replay with a longer one for those that are left",
             reason=DEADLINE_EXCEEDED,
         )
     if desired is DesiredState.CANCEL:
         raise RunEndedError(
             "the Replay was canceled, and dead letters are left",
             got=remaining,
-            remedy="make another Replay for those that are left",
+            remedy="create another Replay for those that are left",
             reason=CANCELED,
         )
     if desired is DesiredState.END:

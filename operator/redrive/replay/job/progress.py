@@ -427,7 +427,7 @@ def _token(status: ReplayStatus) -> EntryId:
 
 def _ended(problem: str, ends: DesiredState) -> RedriveError:
     """Return the error of a run that has to end, and moves nothing."""
-    remedy = "make another Replay"
+    remedy = "create another Replay"
     if ends is DesiredState.END:
         return ReplayGoneError(problem, remedy=remedy)
     reason = DEADLINE_EXCEEDED if ends is DesiredState.EXPIRE else CANCELED

@@ -281,7 +281,7 @@ class QueueRun:
         raise Reason.TARGET_NOT_FOUND.error(
             f"{master} does not have a topic that this Replay needs",
             got=topic,
-            remedy="create it there, and make another Replay",
+            remedy="create it there, and create another Replay",
         )
 
     def _planned(self, master: Master, scan: QueueScan, masters: tuple[str, ...]) -> Share:
@@ -496,7 +496,7 @@ class QueueRun:
                         f"{source.master} does not accept more messages of this Replay in "
                         f"{share.target} than its record can contain, and dead letters are left",
                         got=str(error),
-                        remedy="correct the cause, and make another Replay for those that are left",
+                        remedy="correct the cause, and create another Replay for those left",
                         reason="NotAccepted",
                     ) from error
                 share.selected.remove(position)

@@ -314,7 +314,7 @@ def test_job_of_rocketmq_has_cluster_and_topics(
     ],
 )
 def test_fields_that_rocketmq_ignores_are_refused(spec: dict[str, Any]) -> None:
-    with raises(Reason.OTHER_BROKER, match="make another Replay without them"):
+    with raises(Reason.OTHER_BROKER, match="create another Replay without them"):
         admit(replay(spec={**IN_ROCKETMQ, **spec}), rocketmq())
 
 
@@ -361,7 +361,7 @@ def test_target_of_rocketmq_needs_a_rule_with_the_group(
 
 
 def test_retry_topic_of_grpc_clients_is_refused() -> None:
-    with raises(Reason.OTHER_BROKER, match="got 'target: Retry'; make another .* target Source"):
+    with raises(Reason.OTHER_BROKER, match="got 'target: Retry'; create another .* target Source"):
         admit(replay(spec=IN_ROCKETMQ), rocketmq("GRPC"))
     admit(replay(spec={**IN_ROCKETMQ, "target": {"type": "Source"}}), rocketmq("GRPC"))
 
@@ -608,7 +608,7 @@ def test_discarding_policy_has_nothing_to_replay() -> None:
 def test_required_reason_and_ticket_hold_a_replay(spec: dict[str, str], missing: str) -> None:
     body = connection()
     body["spec"]["replay"]["require"] = ["Reason", "Ticket"]
-    with raises(Reason.AUTHOR_FIELD_MISSING, match=f"got '{missing}'; make another Replay"):
+    with raises(Reason.AUTHOR_FIELD_MISSING, match=f"got '{missing}'; create another Replay"):
         admit(replay(spec=spec), ctx(connections=[body]))
     for complete in ({"reason": "fixed", "ticket": "OPS-1"}, {"mode": "Plan"}):
         admit(replay(spec=complete), ctx(connections=[body]))

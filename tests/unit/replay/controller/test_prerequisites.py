@@ -368,7 +368,7 @@ async def test_target_with_ttl_below_run_time_is_refused(
         0, {}, {"": ["redrive"]}, backlog=3_601
     )
     limit: dict[str, Any] = {"rateLimit": {"messages": 1, "per": "2s"}}
-    with raises(Reason.TARGET_EXPIRES, match="which takes about 2h2s"):
+    with raises(Reason.TARGET_EXPIRES, match="cover the run \\(about 2h2s\\)"):
         await prepare(broker, target={"type": "Source"}, **limit)
     few: dict[str, Any] = {"select": {"limit": 3_600}}
     await prepare(broker, target={"type": "Source"}, **limit, **few)
