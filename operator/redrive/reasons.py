@@ -51,7 +51,7 @@ class Reason(enum.StrEnum):
         shown: the place in which it is shown.
         meaning: the meaning, in Markdown.
         remedy: the remedy for the user, in Markdown.
-        requeue: the time at which an object is reconciled again that fails with it.
+        requeue: when an object that fails with this reason is reconciled again.
         private: whether its messages name Secrets or fields of a connection, which only objects
             of the connection's own namespace show.
     """

@@ -6,10 +6,10 @@ overloaded machine or a frozen virtual machine, does not notice that another has
 fence is open until a time that only a renewal extends, and that precedes any takeover.
 
 `Breaker` suspends the calls of a connection to a broker that does not answer. With a thousand
-policies, each retrying separately, a broker that restarts would get all their calls at once. Until
-then every reconcile, deletions included, would wait for a time-out. So after some calls in a row
-without an answer calls fail at once. Only the *probe* of the connection's reconciler is sent, with
-back-off.
+policies, each retrying separately, a broker that restarts would get all their calls at once.
+Without the breaker, every reconcile, including deletions, would also wait for a time-out. After
+`FAILURES` unanswered calls in a row, further calls fail immediately. Only the *probe* of the
+connection's reconciler is sent, with back-off.
 
 So while a broker is down, for ten minutes as well, it gets single probes, up to 15 s apart: 10 s
 for an answer and a pause of 5 s.
@@ -135,8 +135,8 @@ class Breaker:
 
         Args:
             call: sends the call.
-            probe: sends it even if the breaker is open, so long after the last such call; None for
-                a call that is no probe.
+            probe: minimum interval since the last probe; a probe is sent even if the breaker is
+                open. None: not a probe.
 
         Raises:
             BrokerDownError: the breaker is open, and *call* was not sent or not answered.

@@ -20,9 +20,9 @@ from redrive.reasons import Reason
 _DISCOVERY = "/.well-known/openid-configuration"
 _DEFAULT_LIFETIME_SECONDS = 300.0
 LONGEST_LIFETIME_SECONDS = 86_400.0
-"""A token that is valid for longer is renewed as if it were not."""
+"""Maximum lifetime that is assumed for a token."""
 _CODE = re.compile("[a-z_]{1,40}")
-"""The form of all that RFC 6749 knows."""
+"""Format of RFC 6749 error codes."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ BURST_BYTES = 256 * 1024
 _BLOCK = 1_024
 
 LARGEST_BATCH = 1_000
-"""So many messages an entry has by default. It is delivered whole, however few may wait."""
+"""Default maximum number of messages of an entry. An entry is delivered whole, even if fewer may
+wait."""
 
 REMEMBERED_SECONDS = 3.0
 """Time for which the broker may lack an acknowledgement: the client keeps it for up to 0.1 s, and
@@ -87,15 +88,15 @@ class Burst:
 
     Attributes:
         topic: name of the topic, without partition.
-        alone: True if this represents all messages of a topic that were received one by one, and
-            are above all before: none of them is a copy.
-        runs: the ids of all messages; None where one may be a copy, or once the burst is closed.
-        delivered_after: the connection that delivered possible copies is not older than this
-            moment, at which the one before was connected; None for a connection of now. Without
-            partitions no message waits for longer than its connection.
+        alone: True for the burst that stands for messages received one by one, each with an id
+            above all earlier ones: none of them is a copy.
+        runs: ids of all messages; None if one may be a copy, or once the burst is closed.
+        delivered_after: earliest time at which the connection that delivered possible copies may
+            have begun, or the loss of the connection before it if that is recent. None means now:
+            without partitions no message waits for longer than its connection.
         open: True while the ids of its in-flight messages are not read one by one.
-        settled: when each settled message was settled, while the burst is open.
-        since: when it was opened.
+        settled: settled messages, each with the time of its settlement, while the burst is open.
+        since: time at which it was opened.
     """
 
     __slots__ = (

@@ -48,18 +48,18 @@ _clients: weakref.WeakSet[pulsar.Client] = weakref.WeakSet()
 
 
 class Deadline:
-    """The end of all that is done in one call, so many seconds from now; None for no limit."""
+    """Deadline of one call; None means no limit."""
 
     def __init__(self, timeout: float | timedelta | None) -> None:
         self._end = time.monotonic() + to_seconds(timeout)
 
     def left(self) -> float:
-        """Return how many seconds are left; 0 when it is over."""
+        """Return the remaining seconds; 0 after the deadline."""
         return max(0.0, self._end - time.monotonic())
 
 
 class Promise(Generic[_T]):
-    """The result of a call in another thread: a future, whose module takes long to import."""
+    """Result of a call in another thread: a future, without its module, which imports slowly."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -68,7 +68,7 @@ class Promise(Generic[_T]):
         self._error: BaseException = TimeoutError()
 
     def keep(self, result: _T) -> bool:
-        """Give *result* to those who wait; tell whether any do, or will."""
+        """Give *result* to the waiters; return True if they have not given up."""
         with self._changing:
             if self._over.is_set():
                 return False
@@ -143,10 +143,10 @@ def in_background(call: Callable[[], object]) -> None:
 
 
 def release_at_exit(client: pulsar.Client) -> None:
-    """Have *client* end the calls that are still under way when the interpreter goes away.
+    """Close *client* at interpreter exit, to end its calls.
 
-    A thread that comes back from the client after that aborts the process. In a forked child the
-    client has to be its own.
+    A thread that returns from the client after the exit aborts the process. A forked child needs a
+    client of its own.
 
     Raises:
         InheritedError: the client was made by the parent of this process.
@@ -156,7 +156,7 @@ def release_at_exit(client: pulsar.Client) -> None:
 
 
 def _start(call: Callable[[], object]) -> threading.Thread | None:
-    """Make *call* in a thread; at once, and with None for the thread, where none can be started."""
+    """Make *call* in a new thread; make it here and return None if no thread can be started."""
 
     def run() -> None:
         try:
@@ -189,12 +189,12 @@ def _release() -> None:
 
 
 def _suspend_terminated_threads() -> None:
-    """Have a thread that the client's C++ would abort the process for wait instead.
+    """Make threads in the client wait permanently, where they would abort the exiting process.
 
-    A producer that can't be opened for a passing reason keeps its thread in the client for as long
-    as the client's operation time-out, whatever is closed. Ten times a second that thread looks for
-    signals. Before Python 3.14 an interpreter that goes away ends a thread that does so by
-    unwinding its stack, which functions of C++ answer with `std::terminate`.
+    A producer that cannot be opened for a passing reason keeps its thread in the client until the
+    client's operation time-out, even if it is closed. Ten times a second this thread checks for
+    signals. Before Python 3.14 an exiting interpreter then unwinds the stack of the thread, and C++
+    functions on that stack call `std::terminate`.
     """
     if sys.version_info >= (3, 14):
         return
@@ -305,21 +305,21 @@ class SignalSafeEvent:
         return True
 
 
-_LOOK_EVERY_SECONDS = 0.05
-"""Who waits looks: that costs the calls, one a message, no lock."""
+_POLL_SECONDS = 0.05
+"""Polling interval of waiters; calls need no lock."""
 
 
 class UnderWay:
-    """A call is under way within `with`. May be used by several threads, and may be nested."""
+    """Running calls, each a `with` block. May be used by several threads, and may be nested."""
 
     def __init__(self) -> None:
         self._threads: list[int] = []  # changed and copied in one step each
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until all have ended but the caller's own, no longer than until *deadline*."""
+        """Wait until all calls of other threads have ended, or until *deadline*."""
         here = threading.get_ident()
         while any(thread != here for thread in list(self._threads)) and deadline.left():
-            time.sleep(min(_LOOK_EVERY_SECONDS, deadline.left()))
+            time.sleep(min(_POLL_SECONDS, deadline.left()))
 
     def __enter__(self) -> None:
         self._threads.append(threading.get_ident())
@@ -329,7 +329,7 @@ class UnderWay:
 
 
 class Timer:
-    """Calls *fire*, in a thread of its own, whenever the moment has come that *next_due* tells.
+    """Calls *fire*, in a thread of its own, at each moment that *next_due* returns.
 
     Args:
         next_due: returns a moment of `time.monotonic`, or None for no call.
@@ -482,10 +482,10 @@ class _WatchedCall:
 
 
 class SendWatchdog:
-    """Gives up calls that take too long; looked at by a thread of its own.
+    """Gives up calls that take too long, in a thread of its own.
 
-    The calls themselves stay in the threads that make them: to hand each to another thread and back
-    would cost more than all else that a retry does here.
+    The calls stay in the threads that make them: a hand-over to another thread and back would cost
+    more than all other work of a retry in the client.
     """
 
     def __init__(self) -> None:
@@ -508,7 +508,7 @@ class SendWatchdog:
         return call
 
     def close(self) -> None:
-        """End the thread; for those who make no more calls."""
+        """End the thread; call when no more sends follow."""
         self._closed = True
         self._sooner.set()
         if self._thread is not None:

@@ -50,8 +50,8 @@ from redrive.policy.verdict import (
 )
 
 MAX_COUNTED = 10_000
-"""So many messages are counted at a time; beyond, the one that failed, or was given back, longest
-ago begins again."""
+"""Maximum number of messages with a count. Beyond it, the message that failed, or was given back,
+longest ago loses its count."""
 
 
 class _Here(NamedTuple):

@@ -7,11 +7,11 @@ While a topic has messages, a taker gets them from the client in its own thread:
 over from another thread costs more than most handlers do. Once the client has none, a thread of
 the topic waits there and hands over the next message, so that a taker can wait for several topics.
 
-The client drops chunks whose message it can't put together: those of more messages at a time than
-it keeps, and those around a lost connection. It neither acknowledges them nor asks for them again.
-So if a topic delivers nothing while nothing is unsettled, the broker is asked to deliver again all
-that it counts as delivered. The client acknowledges a set of chunks that stays incomplete for one
-minute: its producer ended before the last one.
+The client drops the chunks of a message that it cannot assemble: if more chunked messages arrive at
+a time than it keeps, or if the connection was lost between two chunks. It neither acknowledges
+these chunks nor requests them again. So if a topic delivers nothing and no message is unsettled,
+the fetcher asks the broker to redeliver every unacknowledged message. The client acknowledges a set
+of chunks that stays incomplete for one minute: its producer ended before the last one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """In-flight messages, recently settled ids, and origins.
 
-A broker that has lost a connection, or a topic that has moved to another, delivers again whatever
-is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: it
-shares the result of the message that is in-flight.
+After a lost connection, or a move of the topic, the broker redelivers every unacknowledged message,
+also to a consumer that is still handling it. The consumer drops such a copy: the result of the
+in-flight message applies to both.
 
-A copy may come after its message was settled: within some seconds, after the next connection, or
-after it waited in the client. The client drops acknowledgements while it has no connection. The
-queue of a topic with partitions outlives their connections, and adds redelivered messages behind
-those that it holds.
+A copy may also arrive after its message was settled: within some seconds, after the next
+connection, or after it waited in the client. The client drops acknowledgements while it has no
+connection. The queue of a topic with partitions outlives their connections, and appends redelivered
+messages to those that it contains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from redrive.policy.naming import TopicName
 _Held = weakref.ref[pulsar.Message]
 
 _RESUME = 0.9
-"""Below this share of them new messages are taken again."""
+"""Share of `max_bytes` below which receiving resumes."""
 
 _MAX_OPEN = 32
 """Open bursts, whose contents are not counted: 8 MiB at most."""
@@ -40,21 +40,21 @@ _OPEN_SECONDS = 1.0
 
 
 class InFlightMessages:
-    """The messages that were taken and not settled, for as long as anything refers to them.
+    """Messages that were taken and not settled. It refers to them weakly.
 
     A message that an application drops without settling it is no longer in-flight. May be used by
     several threads.
 
-    The ids of messages are read one by one, which takes as long as all else here, but for those of
-    open bursts: a burst is open from its first message until all of them are settled, a message
-    comes that may be a copy, or a later burst comes after more than 1 s.
+    Reading the id of a message takes as long as all other work here, so the ids of an open burst
+    are not read. A burst is open from its first message until one of these events: all its messages
+    are settled; a message arrives that may be a copy; a later burst opens after more than 1 s.
 
     Args:
         settled: remembers messages that are no longer in-flight.
         acknowledge: tells the broker that a message is settled.
-        hold: called with True while nothing new is to be taken, as in-flight contents are too big
-            together; with False once that is over.
-        max_bytes: of contents, without those of open bursts.
+        hold: called with True to suspend receiving, when in-flight contents exceed *max_bytes*;
+            with False to resume it.
+        max_bytes: limit of the contents, without those of open bursts.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class InFlightMessages:
         self._bytes = 0
         self._full = False
         self._by_id: dict[bytes, _Held] = {}
-        # By id, the last copy of each. The client acknowledges an entry with several messages when
-        # all of one delivery are acknowledged: to settle the original alone counts for an earlier.
+        # By id, the last copy of each. The client acknowledges a batch once all its messages of one
+        # delivery are acknowledged. An acknowledged original counts only for its own delivery.
         self._copies: dict[bytes, pulsar.Message] = {}
         self._look_at = 1_000
         self._dropped = 0  # by an application that has not settled them
@@ -97,9 +97,9 @@ class InFlightMessages:
             return self._begin_known(message, key, burst)
 
     def end(self, message: pulsar.Message, *, moved: bool = False) -> None:
-        """Note that *message* is settled, which is remembered for some seconds.
+        """Note that *message* is settled, and remember its id for some seconds.
 
-        A copy of one that was *moved* on would be moved on too.
+        The id of a *moved* message is always remembered: a copy would be moved, too.
         """
         if not moved and self._new.pop(id(message), None) is not None:
             burst: Burst = message.redrive
@@ -119,7 +119,7 @@ class InFlightMessages:
             self._acknowledge(copy)
 
     def let_go(self, message: pulsar.Message) -> None:
-        """Note that the broker will deliver *message* again, which is wanted."""
+        """Forget *message*, so that its redelivery by the broker is handled."""
         self._new.pop(id(message), None)
         with self._changing:
             self._forget(id(message))
@@ -233,9 +233,9 @@ class InFlightMessages:
             self._hold_new(full)
 
     def _let_in(self, address: int) -> None:
-        """Take another message after one was dropped unsettled; called in any thread, lock or not.
+        """Resume receiving after a message was dropped unsettled; the next one counts the bytes.
 
-        With that the room is counted again.
+        May be called in any thread, with or without the lock.
         """
         if self._full and address in self._known:
             self._hold_new(False)  # noqa: FBT003
@@ -258,17 +258,20 @@ MAX_REMEMBERED = 50_000
 """Ids that were read one by one, of about 300 bytes each."""
 
 _LOOK_EVERY = 64
-"""A search for ids to forget at each message would take as long as all other work here."""
+"""Number of messages between two removals of expired ids. One at each message would take as long
+as all other work here."""
 
 _Moment = tuple[float, int]
-"""When a message was settled: the time, and how many had been received."""
+"""Settlement of a message: its time, and the number of messages received before it."""
 
 
 class Settled(OrderedDict[bytes, _Moment]):
-    """The ids of messages that were settled, in this order, and of bursts. Not for several threads.
+    """Ids of recently settled messages, in the order of their settlement, and of settled bursts.
+
+    Not for several threads.
 
     Args:
-        behind: so many messages may go before a copy that waits in the client; see `Parts`.
+        behind: maximum number of messages before a copy that waits in the client; see `Parts`.
     """
 
     def __init__(self, incoming: Incoming, clock: Clock, behind: int) -> None:
@@ -281,7 +284,7 @@ class Settled(OrderedDict[bytes, _Moment]):
         self._taken = 0
 
     def add(self, key: bytes, at: float | None = None) -> None:
-        """Remember messages that are settled now, or were *at* a moment before."""
+        """Remember a message that is settled now, or was settled *at* an earlier moment."""
         now = self.clock.monotonic() if at is None else at
         self[key] = (now, self._incoming.received if self._behind else 0)
         self.move_to_end(key)
@@ -291,7 +294,7 @@ class Settled(OrderedDict[bytes, _Moment]):
             self._expire()
 
     def add_burst(self, burst: Burst) -> None:
-        """Remember settled messages of *burst*: as one if all were settled, and within a second."""
+        """Remember settled messages of *burst*, as one if all were settled within a second."""
         now = self.clock.monotonic()
         if (
             burst.runs is not None
@@ -308,11 +311,11 @@ class Settled(OrderedDict[bytes, _Moment]):
                 self.add(_id_of(message), at)
 
     def take(self, key: bytes, message: pulsar.Message, delivered_after: float | None) -> bool:
-        """Note that a message was taken; tell whether it is a copy of one that was settled.
+        """Note that a message was taken; return True if it is a copy of a settled one.
 
         Args:
-            delivered_after: see `Burst`. The broker does not deliver a message again that was
-                settled long before, unless the subscription was moved back.
+            delivered_after: see `Burst`. The broker redelivers a message that was settled long
+                before this only if the subscription was moved back.
         """
         self._taken += 1
         if not self._taken % _LOOK_EVERY:
@@ -342,10 +345,10 @@ _NEVER: _Moment = (float("-inf"), 0)
 
 
 class SubscriptionsByTopic(dict[str, Subscription]):
-    """The subscription of a topic, or of any of its partitions, by that one's name.
+    """Subscriptions by the name of their topic or of one of its partitions.
 
     Raises:
-        InvalidSpecError: the topic is none of them.
+        InvalidSpecError: the consumer has no subscription of the topic.
     """
 
     def __init__(self, of_topics: Mapping[TopicName, Subscription]) -> None:
@@ -393,18 +396,18 @@ def _whole(name: str) -> TopicName:
 
 
 Call = tuple[object, int, float, Sequence[pulsar.Message]]
-"""One call of a handler: of which `Run`, by which worker, since when, and for which messages."""
+"""Call of a handler: its `Run`, the worker, the start time, and the messages."""
 
 _numbers = itertools.count()  # of all calls of handlers
 
 
 class AtWork:
-    """The calls of handlers that are under way, and their messages that are settled already.
+    """Unfinished calls of handlers, and those of their messages that are already settled.
 
     Attributes:
-        calls: by the number of the call. Who takes an entry out, in one step, settles its messages.
-        settled: by the same number, messages that were settled beside their handler, until it ends:
-            its time, or theirs, was over.
+        calls: calls by number. The thread that removes a call, in one step, settles its messages.
+        settled: by the same number, messages that were settled while their handler still runs:
+            the time-out of the handler, or of a message, has expired.
     """
 
     def __init__(self) -> None:

@@ -44,10 +44,7 @@ class HandlerCancelledError(RedriveError):
 
 
 class NotDoneError(RedriveError):
-    """The result of a handler does not say that a message is done, though it has to.
-
-    It is not `Done` where only that is success, or has not one answer for each message of a batch.
-    """
+    """Handler returned neither `Done` nor one result per message, where one is required."""
 
     reason = "NotDone"
 
@@ -55,7 +52,7 @@ class NotDoneError(RedriveError):
 _UNRAISED = (HandlerTimeoutError, HandlerCancelledError, NotDoneError)
 """Failures that no handler has raised. Failure rules retry them unless they name them."""
 _BASES = (OSError, RedriveError)
-"""Bases of these that a rule names for what handlers raise."""
+"""Base classes of `_UNRAISED`. A rule for one applies only to exceptions that a handler raised."""
 
 
 class DeadReason(enum.StrEnum):
@@ -382,9 +379,9 @@ def parts(error: BaseException) -> Sequence[BaseException]:
 
 
 def is_a(error: object, kinds: type[_Error] | tuple[type[_Error], ...]) -> TypeGuard[_Error]:
-    """Return True if *error* is of one of the classes, whatever it makes of `__class__`.
+    """Return True if *error* is of one of the classes, without reading `error.__class__`.
 
-    A class of the program may raise at the access to any attribute; `isinstance` reads one.
+    `isinstance` reads it, and a class of the program may raise at the access to any attribute.
     """
     return issubclass(type(error), kinds)
 
