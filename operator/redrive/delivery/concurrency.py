@@ -347,8 +347,8 @@ class Timer:
         # A thread that is inside the client when the interpreter goes away aborts the process.
         atexit.register(self.close)
 
-    def look(self) -> None:
-        """Ask *next_due* again: the moment has changed."""
+    def reschedule(self) -> None:
+        """Call *next_due* again, after its moment has changed."""
         self._changed.set()
 
     def close(self) -> None:

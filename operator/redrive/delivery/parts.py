@@ -224,7 +224,7 @@ class OutageReporter(Protocol):
 class AnyTimer(Protocol):
     """Timer with changing times; see `concurrency.Timer`."""
 
-    def look(self) -> None:
+    def reschedule(self) -> None:
         """Read the next time again."""
 
     def close(self) -> None:

@@ -443,7 +443,7 @@ class UnsentMessages:
             timer = self._timer
         self._bound()
         if timer is not None:
-            timer.look()
+            timer.reschedule()
 
     def close(self) -> None:
         """Send nothing more, once a send that has begun has ended."""

@@ -36,11 +36,11 @@ class VirtualTimer:
         self._clock = clock
         clock.timers.append(self)
 
-    def look(self) -> None:
-        """Do nothing: the clock asks whenever it moves."""
+    def reschedule(self) -> None:
+        """Do nothing: the clock reads the next time at each move."""
 
     def close(self) -> None:
-        """Ring no more."""
+        """Stop the timer."""
         if self in self._clock.timers:
             self._clock.timers.remove(self)
 

@@ -468,7 +468,7 @@ def test_timer_accepts_an_unlimited_time_and_an_earlier_one() -> None:
     timer = Timer(next_due, lambda: None)
     for _ in range(3):
         assert calls.acquire(timeout=30)
-        timer.look()
+        timer.reschedule()
     timer.close()
 
 

@@ -143,7 +143,7 @@ class SimpleConsumer(PolicyConsumer):
             now = self._clock.monotonic()
             for message in messages:
                 self._in_flight.begin(_key(message), message, now, invisible)
-        self._timer.look()
+        self._timer.reschedule()
         return messages
 
     def acknowledge(self, message: pulsar.Message) -> None:
@@ -207,7 +207,7 @@ class SimpleConsumer(PolicyConsumer):
         invisible = check_invisible(invisible)
         with self._changing:
             self._in_flight.change(_key(message), self._clock.monotonic(), invisible)
-        self._timer.look()
+        self._timer.reschedule()
 
     def hand_back(self, message: pulsar.Message) -> None:
         """Undo its reception: `receive` hands *message* out again, as the same attempt.
@@ -256,7 +256,7 @@ class SimpleConsumer(PolicyConsumer):
         except BaseException:
             with self._changing:
                 self._in_flight.put_back(key, hold)
-            self._timer.look()
+            self._timer.reschedule()
             raise
 
     def _end_receptions(self, deadline: Deadline) -> None:

@@ -129,7 +129,7 @@ class AckDeadline(Middleware):
             message = receive(timeout)
             if message is not None:
                 self._ack_timeouts.begin(message)
-                self._timer.look()
+                self._timer.reschedule()
             return message
 
         return receive_timed

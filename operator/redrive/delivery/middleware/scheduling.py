@@ -253,7 +253,7 @@ class BlockedKeys:
                 due = max(due, self._keys[key].due)
             is_sooner = self._awaited is None or due < self._awaited
         if is_sooner:
-            self._timer.look()
+            self._timer.reschedule()
 
     def close(self) -> None:
         """Publish nothing any more."""

@@ -219,7 +219,7 @@ def test_message_whose_key_is_freed_meanwhile_is_taken_once(
         monkeypatch.undo()
         consumer.settle(Settlement(first, DONE))
 
-    monkeypatch.setattr(timer, "look", settle_first)  # called for the key of the second
+    monkeypatch.setattr(timer, "reschedule", settle_first)  # called for the key of the second
     consumer.incoming.append(of_key(2))
     assert consumer.taken() == [b"2"]
     consumer.clock.advance(timedelta(seconds=10))
