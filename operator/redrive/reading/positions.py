@@ -178,7 +178,7 @@ class Tail(NamedTuple):
             through=None if None in bounds else max(bounds),  # type: ignore[type-var]
         )
 
-    def stored_through(self, last: int, only: Try | None, size: int) -> int:
+    def stored_through(self, last: int, only: SendAttempt | None, size: int) -> int:
         """Return the last offset that may be stored after it.
 
         Args:
@@ -187,7 +187,7 @@ class Tail(NamedTuple):
                 there may be others.
             size: number of entries of the range.
         """
-        if only and self.generation == only.generation and Try.of(last) == only:
+        if only and self.generation == only.generation and SendAttempt.of(last) == only:
             return offset_of(last)
         return self.last_offset(size)
 
@@ -242,7 +242,7 @@ MAX_BATCH = 2**_INDEX_BITS
 """Entries with more messages cannot be replayed."""
 
 
-class Try(NamedTuple):
+class SendAttempt(NamedTuple):
     """One attempt to send the messages of a range. Later attempts are greater.
 
     Attributes:
@@ -254,13 +254,13 @@ class Try(NamedTuple):
     attempt: int
 
     @classmethod
-    def of(cls, sequence_id: int) -> Try:
+    def of(cls, sequence_id: int) -> SendAttempt:
         """Return the attempt that sent a message with this id; zeros for -1, no message."""
         number = max(0, sequence_id - 1) >> (_OFFSET_BITS + _INDEX_BITS)
         return cls(number >> _ATTEMPT_BITS, number % 2**_ATTEMPT_BITS)
 
 
-def sequence_id(sent_in: Try, offset: int, batch_index: int) -> int:
+def sequence_id(sent_in: SendAttempt, offset: int, batch_index: int) -> int:
     """Return the sequence id of a message: it rises with the attempt, then with the position.
 
     So a broker that has stored a message of an attempt drops all messages of earlier attempts.

@@ -20,7 +20,7 @@ from redrive.errors import RedriveError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader, rows
-from redrive.reading.positions import EntryId, Source, Tail, TargetPartition, Try
+from redrive.reading.positions import EntryId, SendAttempt, Source, Tail, TargetPartition
 from redrive.reading.ranges import Partition
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
@@ -135,12 +135,12 @@ class RangeMover:
 
     def run(self) -> RangeResult:
         """Repeat attempts until each entry is moved, refused or acknowledged, or the task ends."""
-        sent_in = Try(self._task.generation, 0)
-        before = Try(self._task.generation - 1, 0)
+        sent_in = SendAttempt(self._task.generation, 0)
+        before = SendAttempt(self._task.generation - 1, 0)
         sent_before = 0
-        while sent_in.attempt < sending.MAX_TRIES:
+        while sent_in.attempt < sending.MAX_ATTEMPTS:
             try:
-                if self._try(sent_in, before):
+                if self._attempt(sent_in, before):
                     # Another process of this lease may have stored messages that a drained task
                     # did not search for, or send them later.
                     is_known = not (self._drained and self._again)
@@ -157,19 +157,19 @@ class RangeMover:
                     return self._blocked()
             except NameTakenError:
                 return self._blocked()
-            before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
+            before, sent_in = sent_in, SendAttempt(sent_in.generation, sent_in.attempt + 1)
             if self._has_sent or self._outcome.doubts:
                 self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # record refused messages for the next task
             return self.give_back()
         raise RedriveError(
             "the broker neither stores dead letters nor refuses them",
-            got=f"{self._task.range} after {sending.MAX_TRIES} attempts",
+            got=f"{self._task.range} after {sending.MAX_ATTEMPTS} attempts",
             remedy="check the log of the broker; another Replay moves the messages that are left",
             reason="SendFailed",
         )
 
-    def _try(self, sent_in: Try, before: Try) -> bool:
+    def _attempt(self, sent_in: SendAttempt, before: SendAttempt) -> bool:
         """Send messages that are not in the target; return True if none is in doubt at the end.
 
         Args:
@@ -211,7 +211,7 @@ class RangeMover:
         self,
         window: sending.Window,
         senders: Mapping[TopicName, sending.Sender],
-        before: Try,
+        before: SendAttempt,
         first: Sequence[Sequence[DeadLetterRow]],
         entries: Iterable[Sequence[DeadLetterRow]],
     ) -> bool:
@@ -244,7 +244,7 @@ class RangeMover:
                 time.sleep(RELOAD_SECONDS)
             return True
 
-    def _transport(self, sent_in: Try, stack: ExitStack) -> Callable[[], Transport]:
+    def _transport(self, sent_in: SendAttempt, stack: ExitStack) -> Callable[[], Transport]:
         """Return the factory of transports for one attempt; see the module `transport`."""
         url = self._route.service_url
         if not self._task.tails and sent_in.attempt == self._unloads <= MAX_UNLOADS:
@@ -253,7 +253,7 @@ class RangeMover:
         return functools.partial(ClientTransport, stack.enter_context(broker.connect(url)))
 
     def _sender(
-        self, transport: Transport, topic: TopicName, sent_in: Try, stack: ExitStack
+        self, transport: Transport, topic: TopicName, sent_in: SendAttempt, stack: ExitStack
     ) -> sending.Sender:
         route = self._route
         target = topic, route.target_partitions
@@ -274,7 +274,7 @@ class RangeMover:
     def _search(
         self,
         senders: Mapping[TopicName, sending.Sender],
-        before: Try,
+        before: SendAttempt,
         first: Sequence[Sequence[DeadLetterRow]],
     ) -> None:
         """Search for messages of earlier attempts, while no other process can send more.
@@ -359,7 +359,7 @@ class RangeMover:
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Return True if no message of this lease, the only one in doubt, is in a partition."""
         generation = self._task.generation
-        only = self._tails[place].generation == generation > Try.of(last).generation
+        only = self._tails[place].generation == generation > SendAttempt.of(last).generation
         sent = self._again or place in self._sent_to
         return only and (not sent or self._last.get(place) == last)
 

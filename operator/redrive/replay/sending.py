@@ -26,7 +26,7 @@ from redrive.errors import RedriveError
 from redrive.messages import LATEST, SchemaError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader
-from redrive.reading.positions import Try, sequence_id
+from redrive.reading.positions import SendAttempt, sequence_id
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import MessagesByRange, ReadableTopic
 from redrive.reading.rows import DeadLetterRow
@@ -47,7 +47,7 @@ from redrive.replay.transport import (
     Transport,
 )
 
-MAX_TRIES = 200
+MAX_ATTEMPTS = 200
 """Maximum attempts within one lease."""
 
 
@@ -70,7 +70,7 @@ class SentBeforeError(Exception):
         sent_in: its attempt.
     """
 
-    def __init__(self, sent_in: Try) -> None:
+    def __init__(self, sent_in: SendAttempt) -> None:
         super().__init__()
         self.sent_in = sent_in
 
@@ -104,7 +104,7 @@ class Sender:
         target: tuple[TopicName, int],
         source: TopicName,
         source_range: Range,
-        sent_in: Try,
+        sent_in: SendAttempt,
         name: Callable[[int], str],
     ) -> None:
         self._name = name
@@ -112,7 +112,7 @@ class Sender:
         self._target, self._partitions = target
         self._source = source
         self._range = source_range
-        self._try = sent_in
+        self._attempt = sent_in
         self._producers: dict[int, _HeldProducer] = {}
         self.last: dict[int, int] = {}
         self.sent_to: set[int] = set()
@@ -186,10 +186,10 @@ class Sender:
         """
         return self._transport.receive(seconds)
 
-    def sequence_id(self, row: DeadLetterRow, sent_in: Try | None = None) -> int:
+    def sequence_id(self, row: DeadLetterRow, sent_in: SendAttempt | None = None) -> int:
         """Return the sequence id of *row* in this attempt, or in *sent_in*."""
         offset = row.position.entry - self._range.first
-        return sequence_id(sent_in or self._try, offset, row.position.batch_index)
+        return sequence_id(sent_in or self._attempt, offset, row.position.batch_index)
 
     def prove(self, row: DeadLetterRow) -> None:
         """Check that the broker remembers the sequence id of a stored message.
@@ -216,7 +216,7 @@ class Sender:
             )
         if last > sent:
             self._check_name(last)
-            raise SentBeforeError(Try.of(last))
+            raise SentBeforeError(SendAttempt.of(last))
 
     def close(self) -> None:
         """Close all producers. Messages without a receipt get one with an error."""
@@ -231,11 +231,13 @@ class Sender:
         last = producer.last_sequence_id
         last_before = self.last.get(index)
         # A process that was stopped may take the name while it is opened again.
-        own = last_before is not None and (last == last_before or Try.of(last) == self._try)
-        if not own and (last_before is not None or Try.of(last) >= self._try):
+        own = last_before is not None and (
+            last == last_before or SendAttempt.of(last) == self._attempt
+        )
+        if not own and (last_before is not None or SendAttempt.of(last) >= self._attempt):
             producer.close()
             self._check_name(last)
-            raise SentBeforeError(max(Try.of(last), self._try))
+            raise SentBeforeError(max(SendAttempt.of(last), self._attempt))
         self.last.setdefault(index, last)
         self._producers[index] = _HeldProducer(producer, version)
 
@@ -245,9 +247,9 @@ class Sender:
         Raises:
             NameTakenError: no lease has such a generation or attempt.
         """
-        generation, attempt = Try.of(last)
-        latest = self._try.generation
-        if generation > latest or (generation == latest and attempt >= MAX_TRIES - 1):
+        generation, attempt = SendAttempt.of(last)
+        latest = self._attempt.generation
+        if generation > latest or (generation == latest and attempt >= MAX_ATTEMPTS - 1):
             raise NameTakenError
 
     def _create(self, index: int, version: int | None) -> OpenProducer:
@@ -279,7 +281,7 @@ MESSAGES = 2_000
 BYTES = 32 * 2**20
 STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
-ALONE_TRIES = 2
+ALONE_ATTEMPTS = 2
 LEASE_CHECK_SECONDS = 0.5
 """Interval of checks of the lease."""
 CONFIRM_SECONDS = 1.0
@@ -411,7 +413,7 @@ class Window:
         return row.position.entry - self._first, row.position.batch_index
 
     def _send_alone(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> bool:
-        """Send a message alone that the broker may refuse. Refuse it after `ALONE_TRIES` attempts.
+        """Send a message alone that the broker may refuse. Refuse it after `ALONE_ATTEMPTS`.
 
         Return True if it was sent.
 
@@ -419,7 +421,7 @@ class Window:
         """
         outcome = self._outcome
         self.drain()
-        if outcome.alone[key] >= ALONE_TRIES:
+        if outcome.alone[key] >= ALONE_ATTEMPTS:
             if row.size > outcome.largest:
                 outcome.too_big = min(outcome.too_big, row.size)
             outcome.refuse(key, "NotAccepted")

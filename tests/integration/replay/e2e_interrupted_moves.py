@@ -52,7 +52,7 @@ def test_refusals_are_recorded_before_a_task_gives_up(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each refusal uses up attempts of its task; the next task resumes behind it."""
-    monkeypatch.setattr(sending, "MAX_TRIES", 5)
+    monkeypatch.setattr(sending, "MAX_ATTEMPTS", 5)
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(sending, "ALONE_SECONDS", 1.5)
     provisioned = provision_policy()

@@ -17,9 +17,9 @@ from redrive.reading.positions import (
     NOWHERE,
     EntryId,
     Position,
+    SendAttempt,
     Source,
     Tail,
-    Try,
     decode_fields,
     encode_nested,
     encode_number,
@@ -257,28 +257,28 @@ def test_topic_without_subscription_is_refused() -> None:
 positions = st.builds(
     Position, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, MAX_BATCH - 1)
 )
-tries = st.builds(Try, st.integers(1, 2**28), st.integers(0, 255))
+attempts = st.builds(SendAttempt, st.integers(1, 2**28), st.integers(0, 255))
 offsets = st.integers(0, RANGE_ENTRIES - 1)
 indexes = st.integers(0, MAX_BATCH - 1)
-sent = st.tuples(tries, offsets, indexes)
+sent = st.tuples(attempts, offsets, indexes)
 
 
 @given(sent, sent)
 def test_sequence_ids_rise_with_try_and_position(
-    one: tuple[Try, int, int], other: tuple[Try, int, int]
+    one: tuple[SendAttempt, int, int], other: tuple[SendAttempt, int, int]
 ) -> None:
     assert (one < other) == (sequence_id(*one) < sequence_id(*other))
     assert (one == other) == (sequence_id(*one) == sequence_id(*other))
 
 
 @given(sent)
-def test_sequence_id_contains_try_and_offset(one: tuple[Try, int, int]) -> None:
-    assert (Try.of(sequence_id(*one)), offset_of(sequence_id(*one))) == one[:2]
+def test_sequence_id_contains_attempt_and_offset(one: tuple[SendAttempt, int, int]) -> None:
+    assert (SendAttempt.of(sequence_id(*one)), offset_of(sequence_id(*one))) == one[:2]
     assert 0 < sequence_id(*one) < 2**63
 
 
 def test_missing_sequence_id_belongs_to_no_try() -> None:
-    assert Try.of(-1) == Try(0, 0)
+    assert SendAttempt.of(-1) == SendAttempt(0, 0)
 
 
 @given(st.from_regex(r"[a-z0-9-]{1,36}", fullmatch=True), st.integers(-1, 99), positions)
@@ -332,9 +332,9 @@ def test_entry_id_is_written_as_brokers_do() -> None:
 
 def test_tail_of_only_try_ends_at_its_last_id() -> None:
     behind = Tail(EntryId(7, 8), generation=2, partitions=3, through=50)
-    only, last = Try(2, 0), sequence_id(Try(2, 0), 30, 1)
+    only, last = SendAttempt(2, 0), sequence_id(SendAttempt(2, 0), 30, 1)
     assert behind.stored_through(last, only, 100) == 30
-    assert behind.stored_through(last, Try(2, 1), 100) == 50
+    assert behind.stored_through(last, SendAttempt(2, 1), 100) == 50
     assert behind.stored_through(-1, only, 100) == 50
     # The last lease sent less than the one before, whose ids are lower.
     earlier = behind._replace(generation=1)

@@ -19,10 +19,10 @@ from redrive.reading import broker, reader
 from redrive.reading.positions import (
     EntryId,
     Position,
+    SendAttempt,
     Source,
     Tail,
     TargetPartition,
-    Try,
     sequence_id,
 )
 from redrive.reading.ranges import Partition, Range, Span
@@ -151,7 +151,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
 
 
 @pytest.mark.parametrize(
-    ("attempts", "is_sent"), [(windows.ALONE_TRIES - 1, True), (windows.ALONE_TRIES, False)]
+    ("attempts", "is_sent"), [(windows.ALONE_ATTEMPTS - 1, True), (windows.ALONE_ATTEMPTS, False)]
 )
 def test_message_is_refused_after_attempts_alone(attempts: int, *, is_sent: bool) -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
@@ -324,33 +324,39 @@ class Producers:
 def test_send_timeout_is_below_producer_name_expiry() -> None:
     client = Producers()
     transport = ClientTransport(cast("pulsar.Client", client))
-    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), Try(1, 0), str)
+    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), SendAttempt(1, 0), str)
     sender.hold(-1, None)
     # keepAliveIntervalSeconds of a broker is 30: it drops a connection that is silent for two.
     assert 0 < client.opened["send_timeout_millis"] <= 30_000
 
 
-TRY = Try(2, 1)
+ATTEMPT = SendAttempt(2, 1)
 
 
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
         pytest.param(-1, does_not_raise(), id="none"),
-        pytest.param(sequence_id(Try(1, 5), 9, 0), does_not_raise(), id="earlier lease"),
-        pytest.param(sequence_id(Try(2, 0), 9, 0), does_not_raise(), id="earlier try"),
-        pytest.param(sequence_id(TRY, 0, 0), pytest.raises(SentBeforeError), id="same try"),
-        pytest.param(sequence_id(Try(2, 9), 0, 0), pytest.raises(SentBeforeError), id="later try"),
-        pytest.param(sequence_id(Try(2, 199), 0, 0), pytest.raises(NameTakenError), id="last try"),
-        pytest.param(sequence_id(Try(3, 0), 0, 0), pytest.raises(NameTakenError), id="no lease"),
+        pytest.param(sequence_id(SendAttempt(1, 5), 9, 0), does_not_raise(), id="earlier lease"),
+        pytest.param(sequence_id(SendAttempt(2, 0), 9, 0), does_not_raise(), id="earlier attempt"),
+        pytest.param(sequence_id(ATTEMPT, 0, 0), pytest.raises(SentBeforeError), id="same attempt"),
+        pytest.param(
+            sequence_id(SendAttempt(2, 9), 0, 0), pytest.raises(SentBeforeError), id="later attempt"
+        ),
+        pytest.param(
+            sequence_id(SendAttempt(2, 199), 0, 0), pytest.raises(NameTakenError), id="last attempt"
+        ),
+        pytest.param(
+            sequence_id(SendAttempt(3, 0), 0, 0), pytest.raises(NameTakenError), id="no lease"
+        ),
         pytest.param(2**63 - 1, pytest.raises(NameTakenError), id="highest"),
     ],
 )
-def test_producer_of_a_later_try_is_refused(
+def test_producer_of_a_later_attempt_is_refused(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
     transport = ClientTransport(cast("pulsar.Client", Producers(last)))
-    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
+    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), ATTEMPT, str)
     with expected:
         assert sender.hold(-1, None) == last
     assert sender.holds(-1, None) == isinstance(expected, does_not_raise)
@@ -359,9 +365,9 @@ def test_producer_of_a_later_try_is_refused(
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        pytest.param(sequence_id(TRY, 0, 0), does_not_raise(), id="its own"),
+        pytest.param(sequence_id(ATTEMPT, 0, 0), does_not_raise(), id="its own"),
         pytest.param(-1, raises("DeduplicationOff"), id="not kept"),
-        pytest.param(sequence_id(TRY, 10, 0), pytest.raises(SentBeforeError), id="another's"),
+        pytest.param(sequence_id(ATTEMPT, 10, 0), pytest.raises(SentBeforeError), id="another's"),
         pytest.param(2**63 - 1, pytest.raises(NameTakenError), id="highest"),
     ],
 )
@@ -369,7 +375,7 @@ def test_reopened_producer_proves_last_sender(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
     transport = ClientTransport(cast("pulsar.Client", Producers(-1, last)))
-    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
+    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), ATTEMPT, str)
     sender.hold(-1, None)
     with expected:
         sender.prove(row_at(0))
