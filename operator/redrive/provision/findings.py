@@ -14,7 +14,8 @@ from typing import Any
 
 from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
-from redrive.api.conditions import StatusWarning
+from redrive.api import Body
+from redrive.api.conditions import StatusWarning, moment_of
 from redrive.api.retrypolicy import Backlog, BlockedKey
 from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS
 from redrive.provision.health_checks import CheckInput, Deliveries, Reading, Thresholds, check
@@ -129,6 +130,24 @@ BACKLOG_CHANGED_AFTER = timedelta(minutes=10)
 """A smaller change is written once the written value has this age."""
 BACKLOG_UNCHANGED_AFTER = timedelta(hours=1)
 """Unchanged figures are written again at this age, as a confirmation."""
+
+
+def are_keys_worth_writing(written: Body, patch: Body) -> bool:
+    """Return True if the keys of *patch* should replace those of *written*, a status with figures.
+
+    Other keys, or other messages, are written at once; their numbers and causes every ten minutes.
+    """
+    before, after = written.get("blockedKeys") or [], patch["blockedKeys"] or []
+    if before == after:
+        return False
+    earlier = moment_of(written["backlog"]["observedTime"])
+    later = moment_of(patch["backlog"]["observedTime"])
+    is_old = not earlier or not later or later - earlier >= BACKLOG_CHANGED_AFTER
+    return is_old or _blocking(before) != _blocking(after)
+
+
+def _blocking(keys: Sequence[Body]) -> set[tuple[str, str]]:
+    return {(key["keyHash"], key["messageID"]) for key in keys}
 
 
 def is_backlog_worth_writing(written: Backlog | None, current: Backlog) -> bool:

@@ -2,8 +2,9 @@
 
 `Health` reads the topics of each provisioned policy once a minute, and at once when requested. The
 calls to one broker are limited to ten a second, to all brokers to 75; with more policies than that
-allows, the interval grows. Policies that are no longer ready are polled, too: their messages still
-wait.
+allows, the interval grows. With few policies each poll also reads the settings of topics, with many
+it reads two, see `Health._settings_of_a_poll`. Policies that are no longer ready are polled, too:
+their messages still wait.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from redrive.admin.internal_stats import AckPersistence
 from redrive.admin.model import TopicStats
 from redrive.admin.policies import BY_AGE, LIMITS, MAX_PRODUCERS, age_limit, size_limit
 from redrive.api import Body
-from redrive.api.conditions import StatusWarning, find, is_ready, moment_of
+from redrive.api.conditions import StatusWarning, find, is_ready
 from redrive.api.replay_status import FINAL
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
-from redrive.kube.connections import connection_of
+from redrive.kube.connections import broker_in, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, PolicyKey
 from redrive.policy.model import OUTAGE, Policy
@@ -37,8 +38,8 @@ from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
 from redrive.provision.claims import resolve
 from redrive.provision.findings import (
-    BACKLOG_CHANGED_AFTER,
     Findings,
+    are_keys_worth_writing,
     blocked_keys_of,
     figures_patch,
     is_backlog_worth_writing,
@@ -54,6 +55,10 @@ CALLS_PER_SECOND = 10.0
 """To one broker."""
 CALLS_PER_SECOND_IN_ALL = 75.0
 """To all brokers."""
+SHARE = 0.75
+"""Share of these rates that polls take at most while settings of topics are read often."""
+CALLS_PER_POLL = 3
+"""Calls for the statistics of a policy. Few policies need more."""
 TICK_SECONDS = 1.0
 AT_A_TIME = 20
 """Policies polled before new and requested ones come first again."""
@@ -91,6 +96,7 @@ class Health:
         self._limits = limits
         self._metrics = TopicMetrics(ctx.clock)
         self._provisioned = ctx.policies.index(_provisioned_at)
+        self._brokers = ctx.connections.index(broker_in)
         self._looked: dict[str, float] = {}
         self._requested: set[str] = set()
         self._request_of = WeakValueDictionary[Key, asyncio.Event]()
@@ -154,6 +160,7 @@ class Health:
                     await requested.wait()
             requested.clear()
             due = self._due(connection)
+            reader.settings_of_a_poll = self._settings_of_a_poll(broker)
             pause = 0.0 if len(due) == AT_A_TIME else min(TICK_SECONDS, self._interval)
             for body in due:
                 if self._current(body) is not None:
@@ -179,6 +186,19 @@ class Health:
         latest, provisioned = _now() - self._interval, self._provisioned.get(connection)
         due = (body for body in provisioned if self._since(body) <= latest)
         return heapq.nsmallest(AT_A_TIME, due, key=self._since)
+
+    def _settings_of_a_poll(self, broker: str | None) -> int:
+        """Return the number of settings that each poll of a policy at *broker* may read.
+
+        With it the polls of all policies, once in an interval, take `SHARE` of both rates at most.
+        If that is less than `MIN_OFTEN`, settings are read seldom.
+        """
+        calls, total = SHARE * self._interval, len(self._ctx.policies)
+        settings = int(calls * CALLS_PER_SECOND_IN_ALL / (total or 1)) - CALLS_PER_POLL
+        if settings >= MIN_OFTEN:  # only then visit the connections: a broker may have thousands
+            here = sum(map(self._provisioned.count, self._brokers.keys(broker)))
+            settings = min(settings, int(calls * CALLS_PER_SECOND / (here or 1)) - CALLS_PER_POLL)
+        return settings if settings >= MIN_OFTEN else SELDOM
 
     def _current(self, body: Body) -> Body | None:
         """Return the policy as it is now; None if it was deleted, or replaced by another."""
@@ -327,28 +347,10 @@ class Health:
         if (
             reading.requested
             or is_backlog_worth_writing(written, backlog)
-            or _are_keys_worth_writing(status, patch)
+            or are_keys_worth_writing(status, patch)
         ):
             after = await self._ctx.kubernetes.patch_status(resources.POLICIES, key, patch)
             self._ctx.policies.renew(after)
-
-
-def _are_keys_worth_writing(written: Body, patch: Body) -> bool:
-    """Return True if the keys of *patch* should replace those of *written*, a status with figures.
-
-    Other keys, or other messages, are written at once; their numbers and causes every ten minutes.
-    """
-    before, after = written.get("blockedKeys") or [], patch["blockedKeys"] or []
-    if before == after:
-        return False
-    earlier = moment_of(written["backlog"]["observedTime"])
-    later = moment_of(patch["backlog"]["observedTime"])
-    is_old = not earlier or not later or later - earlier >= BACKLOG_CHANGED_AFTER
-    return is_old or _blocking(before) != _blocking(after)
-
-
-def _blocking(keys: Sequence[Body]) -> set[tuple[str, str]]:
-    return {(key["keyHash"], key["messageID"]) for key in keys}
 
 
 async def _if_permitted(reading: Awaitable[T], policy: Key, subject: str) -> T | None:
@@ -401,8 +403,11 @@ def _now() -> float:
 FORGET_AFTER_SECONDS = 6 * 3_600.0
 """Longer than a round: 10,000 policies of one broker take more than an hour."""
 SETTINGS_SECONDS = 900.0
-"""Maximum age of cached settings."""
-PROPERTIES_AT_A_TIME = 2
+"""Maximum age of cached settings that are read seldom."""
+SELDOM = 2
+"""Settings that a poll reads if many policies share the rates."""
+MIN_OFTEN = 8
+"""Settings that a poll may read, at least, if few do: four states of topics, and four others."""
 _TERMINATED, _TYPES, _QUOTA = "terminated", "subscriptionTypesEnabled", "quota"
 
 
@@ -429,11 +434,15 @@ class Reader:
     Args:
         interval: in seconds.
         paces: rate limits of the calls to its broker, and to all brokers.
+
+    Attributes:
+        settings_of_a_poll: maximum number of settings that `properties` reads.
     """
 
     def __init__(self, interval: float, paces: Sequence[RateLimit]) -> None:
         self._interval = interval
         self._paces = paces
+        self.settings_of_a_poll = SELDOM
         self._answers: dict[TopicName, _Answer] = {}
         self._properties: dict[tuple[TopicName, str], _Property] = {}
         self._asked: dict[TopicName, float] = {}
@@ -484,17 +493,19 @@ class Reader:
     ) -> dict[tuple[TopicName, str], Any]:
         """Return the known ones of the *wanted* properties of topics.
 
-        Those that are unknown or older than 15 minutes are read, the oldest first, but
-        `PROPERTIES_AT_A_TIME` at most: more would delay the statistics of other policies.
+        At most `settings_of_a_poll` are read, the oldest first: more would delay the statistics of
+        other policies. If that is `SELDOM`, only those that are unknown or older than 15 minutes
+        are; else the states of topics come before all others.
 
         Raises:
             AdminError: other calls to the broker would fail, too.
         """
         self._asked |= {topic: _now() for topic, _ in wanted}
-        read, due_before = self._properties, _now() - SETTINGS_SECONDS
-        due = [pair for pair in wanted if read.get(pair, _UNREAD).at <= due_before]
-        due.sort(key=lambda pair: read.get(pair, _UNREAD).at)
-        for topic, name in due[:PROPERTIES_AT_A_TIME]:
+        read, often = self._properties, self.settings_of_a_poll > SELDOM
+        latest = _now() if often else _now() - SETTINGS_SECONDS
+        due = [pair for pair in wanted if read.get(pair, _UNREAD).at <= latest]
+        due.sort(key=lambda pair: (often and pair[1] != _TERMINATED, read.get(pair, _UNREAD).at))
+        for topic, name in due[: self.settings_of_a_poll]:
             value = read.get((topic, name), _UNREAD).value
             await self._pace()
             try:
@@ -512,8 +523,8 @@ class Reader:
         if name == _TYPES:
             return await admin.subscription_types(topic)
         if name == BY_AGE:
-            return age_limit(await admin.quotas_in_force(topic, max_age=SETTINGS_SECONDS))
-        return await admin.limit(topic, name, max_age=SETTINGS_SECONDS)
+            return age_limit(await admin.quotas_in_force(topic, max_age=self._max_age()))
+        return await admin.limit(topic, name, max_age=self._max_age())
 
     async def producers(self, admin: Admin, topic: TopicName) -> int:
         """Return the number of producers of a topic that was read before, or of a partition.
@@ -530,19 +541,22 @@ class Reader:
         """Return the backlog quota of *topic* in bytes; None means unlimited.
 
         The quota of the topic, its namespace or the broker applies, in this order. It is read every
-        15 minutes.
+        15 minutes, or every two polls while settings are read often.
 
         Raises:
             AdminNotFoundError: the topic does not exist.
             AdminError: the call failed.
         """
         cached = self._properties.get((topic, _QUOTA), _UNREAD)
-        if cached.at + SETTINGS_SECONDS <= _now():
+        if cached.at + self._max_age() <= _now():
             await self._pace()
-            quotas = await admin.quotas_in_force(topic, max_age=SETTINGS_SECONDS)
+            quotas = await admin.quotas_in_force(topic, max_age=self._max_age())
             cached = self._properties[topic, _QUOTA] = _Property(_now(), size_limit(quotas))
         limit: int | None = cached.value
         return limit
+
+    def _max_age(self) -> float:
+        return self._interval if self.settings_of_a_poll > SELDOM else SETTINGS_SECONDS
 
     def tidy(self) -> None:
         """Forget topics that no poll has asked for in six hours; called often."""

@@ -368,16 +368,64 @@ async def test_refused_sends_are_warned_about_until_they_end(
         f"orders-fulfilment-{end}" for end in ("RETRY", "DLQ", "DLQ-SEQUENCES", "DLQ-LEDGER")
     }
     cluster.terminates = False
-    await asyncio.sleep(SETTINGS_SECONDS)
     assert await reasons_shown(health, cluster, enqueued) == []
     cluster.senders = 2
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
-    assert len(cluster.state_reads) == 8
+    await health.stop()
+
+
+ELSEWHERE = {"elsewhere": 400}
+"""Policies at other brokers, with which each poll reads two settings."""
+
+
+def add_policies(cluster: Cluster, policy: MakeBody, numbers: Mapping[str, int]) -> None:
+    """Add ready policies, so many for each connection; only those of `ELSEWHERE` are not polled."""
+    connection = cluster.ctx.connections.get(Key("shop", "main")) or {}
+    for name, number in numbers.items():
+        if name not in ELSEWHERE:
+            metadata = {**connection["metadata"], "name": name, "uid": name}
+            cluster.ctx.connections.put({**connection, "metadata": metadata})
+        for index in range(number):
+            topic = f"persistent://shop/prod/{name}-{index}"
+            body = policy(f"{name}-{index}", topic=topic, connectionRef={"name": name})
+            cluster.change(body | {"status": {"conditions": [READY]}})
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(
+    ("others", "state_reads", "limit_reads"),
+    [
+        ({}, 15, 15),
+        ({"a": 8, "b": 8}, 15, 15),
+        ({"a": 19, "b": 20}, 15, 4),  # each poll reads eight settings, of which three are states
+        ({"a": 20, "b": 20}, 1, 1),
+        (ELSEWHERE, 1, 1),
+    ],
+)
+async def test_settings_are_read_often_by_few_policies(
+    cluster: Cluster,
+    policy: MakeBody,
+    others: Mapping[str, int],
+    state_reads: int,
+    limit_reads: int,
+) -> None:
+    add_policies(cluster, policy, others)
+    health = Health(cluster.ctx, lambda _: None)
+    await asyncio.sleep(SETTINGS_SECONDS)
+    cluster.state_reads.clear()
+    cluster.limit_reads.clear()
+    await asyncio.sleep(SETTINGS_SECONDS)
+    assert cluster.state_reads.count("orders-fulfilment-RETRY") == state_reads
+    reads = [cluster.limit_reads.count(("orders-fulfilment-RETRY", limit)) for limit in LIMITS]
+    assert limit_reads - 1 <= min(reads) <= max(reads) == limit_reads
     await health.stop()
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_limits_of_topics_are_read_every_15_minutes(cluster: Cluster) -> None:
+async def test_many_policies_read_limits_every_15_minutes(
+    cluster: Cluster, policy: MakeBody
+) -> None:
+    add_policies(cluster, policy, ELSEWHERE)
     enqueued: list[Key] = []
     cluster.found = {"fulfilment": dataclasses.replace(NOTHING_WAITS, consumers=3)}
     limits = [(topic, setting) for topic in sorted(cluster.names) for setting in LIMITS]
@@ -637,7 +685,7 @@ async def test_dead_letters_are_counted_while_a_replay_drains(cluster: Cluster) 
     health = Health(cluster.ctx, lambda _: None)
     for waiting, published, counted in ((9, 9, 0), (4, 11, 2), (0, 14, 5)):
         cluster.waits, cluster.published = waiting, {"": published}
-        await asyncio.sleep(INTERVAL_SECONDS + 1)
+        await asyncio.sleep(INTERVAL_SECONDS + 5)
         assert count() == counted
     await health.stop()
     assert count() is None
