@@ -285,12 +285,15 @@ class Health:
         own += [policy.dead_letter_topic] if policy.dead_letters else []
         ages = [(topic, BY_AGE) for topic in own]
         own += [policy.sequences_topic] if policy.sequenced else []
-        has_ledger = policy.dead_letters and asked.connection.replay is not None
-        ledger = [policy.ledger_topic] if has_ledger else []
+        ledger, to_read = [], [*policy.subscription_types]
+        if policy.dead_letters:
+            replay, inspection = asked.connection.replay, asked.connection.inspection
+            ledger += [policy.ledger_topic] if replay else []
+            to_read += [policy.dead_letter_topic] if replay or inspection else []
 
         properties = [(topic, _TERMINATED) for topic in [*own, *ledger]]
         properties += [(topic, limit) for limit in LIMITS for topic in [*own, policy.topic]]
-        properties += [(topic, _TYPES) for topic in policy.subscription_types]
+        properties += [(topic, _TYPES) for topic in to_read]
         properties += ages
         values = await reader.properties(admin, properties)
         limits: dict[TopicName, dict[str, int]] = {}

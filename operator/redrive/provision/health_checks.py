@@ -26,7 +26,7 @@ from redrive.admin.policies import (
 )
 from redrive.api.conditions import StatusWarning, first_of
 from redrive.api.retrypolicy import Backlog, BlockedKey
-from redrive.policy.model import Policy
+from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
@@ -89,7 +89,8 @@ class Reading:
         limits: limits of the source topic and of each topic of the policy, if they were read. That
             of `BY_AGE` is the result of `age_limit`.
         producers: producers of each topic, or of a partition, whose number is limited.
-        types: subscription types that the topics of consumers allow by a setting of their own.
+        types: subscription types that the topics of consumers, and the dead-letter topic if Replays
+            or Inspections read it, allow by a setting of their own.
         blocked_keys: keys that consumers publish as blocked.
         published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
@@ -446,9 +447,10 @@ def consumers_are_refused(facts: CheckInput, _: Thresholds) -> StatusWarning | N
     Each reader is a consumer with a subscription.
     """
     policy = facts.policy
+    needed = {**policy.subscription_types, policy.dead_letter_topic: SubscriptionType.EXCLUSIVE}
     full = [
         f"{topic.local} has subscriptionTypesEnabled={','.join(sorted(allowed))} without {kind}"
-        for topic, kind in policy.subscription_types.items()
+        for topic, kind in needed.items()
         if (allowed := facts.types.get(topic)) and kind.of_broker not in allowed
     ]
     for topic, stats, subscription in (

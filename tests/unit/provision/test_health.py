@@ -100,6 +100,7 @@ class Cluster:
         self.limits = {"maxProducersPerTopic": 2}
         self.limit_reads: list[tuple[str, str]] = []
         self.unknown_limit, self.types = "", frozenset[str]()
+        self.type_reads = set[str]()
         self.names = {"orders", "orders-fulfilment-RETRY", "orders-fulfilment-DLQ"}
         self.of_broker: int | None = None
         self.now = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -141,8 +142,9 @@ class Cluster:
             raise AdminForbiddenError("no", remedy="ask")
         return self.limits.get(setting, 0)
 
-    async def subscription_types(self, *_: object) -> frozenset[str]:
+    async def subscription_types(self, topic: TopicName) -> frozenset[str]:
         """Answer for every topic."""
+        self.type_reads.add(topic.local)
         return self.types
 
     async def is_terminated(self, topic: TopicName, **_: object) -> bool:
@@ -371,6 +373,24 @@ async def test_refused_sends_are_warned_about_until_they_end(
     assert await reasons_shown(health, cluster, enqueued) == []
     cluster.senders = 2
     assert await reasons_shown(health, cluster, enqueued) == ["SendsRefused"]
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("reads", ["replay", "inspection", ""])
+async def test_types_of_dead_letters_are_read_for_readers(
+    ctx: Context, policy: MakeBody, connection: dict[str, Any], reads: str
+) -> None:
+    user = connection.pop("replay")
+    cluster = Cluster(
+        ctx,
+        connection | ({reads: user} if reads else {}),
+        policy() | {"status": {"conditions": [READY]}},
+    )
+    health = Health(cluster.ctx, lambda _: None)
+    await asyncio.sleep(INTERVAL_SECONDS)
+    assert ("orders-fulfilment-DLQ" in cluster.type_reads) == bool(reads)
+    assert cluster.type_reads >= {"orders", "orders-fulfilment-RETRY"}
     await health.stop()
 
 

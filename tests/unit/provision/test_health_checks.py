@@ -194,6 +194,15 @@ def test_topic_that_refuses_the_type_of_consumers_is_named() -> None:
     )
 
 
+def test_dead_letter_topic_that_refuses_readers_is_named() -> None:
+    [warning] = found(types={DEAD_LETTER: frozenset({"Shared"})})
+    assert warning.reason == "ConsumersRefused"
+    assert f"got {DEAD_LETTER.local} has subscriptionTypesEnabled=Shared without Exclusive;" in (
+        warning.message
+    )
+    assert found(types={DEAD_LETTER: frozenset({"Shared", "Exclusive"})}) == ()
+
+
 def test_consumers_without_their_subscription_need_another() -> None:
     source = {"audit": stats(consumers=1)}
     [warning] = found(source=source, limits={TOPIC: {"maxSubscriptionsPerTopic": 1}})
