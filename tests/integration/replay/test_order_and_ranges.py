@@ -14,7 +14,11 @@ from redrive import RetryConsumer
 from redrive.delivery.middleware import sequencing
 from redrive.errors import RedriveError
 from redrive.policy.model import SubscriptionType
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION
+from redrive.policy.naming import (
+    DEAD_LETTER_SUBSCRIPTION,
+    LEDGER_SUBSCRIPTION,
+    partition_of_key,
+)
 from redrive.reading import reader
 from redrive.replay import sending
 from redrive.replay.job import plan
@@ -36,11 +40,12 @@ LEDGERS, EACH = 6, 5
 
 
 def send(provisioned: Any, *contents: bytes) -> None:  # noqa: ANN401 - see conftest
-    """Produce messages of one key."""
+    """Produce messages of one ordering key, each with a partition key of its own."""
     topic = str(provisioned.policy.topic)
     producer = provisioned.client.create_producer(topic, batching_enabled=False)
     for content in contents:
-        producer.send(content, partition_key="a", properties={"name": content.decode()})
+        name = content.decode()
+        producer.send(content, partition_key=name, ordering_key="a", properties={"name": name})
     producer.close()
 
 
@@ -75,14 +80,14 @@ def test_sequences_by_ordering_key_share_a_partition_of_retries(
     assert set().union(*partitions.values()) == {0, 1}
 
 
-def test_partial_replay_keeps_the_order_of_a_sequence(
-    provision_policy: ProvisionPolicy,
-    make_job: MakeJob,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def sequenced(provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """Return a policy whose messages are dead-lettered in sequence at their first failure.
+
+    The retry and the dead-letter topic have two partitions.
+    """
     monkeypatch.setattr(sequencing, "STILL_SECONDS", 2.0)
-    provisioned = provision_policy(partitions=2)
+    provisioned = provision_policy(partitions=2, dead_partitions=2)
     policy = dataclasses.replace(
         provisioned.policy,
         max_retries=0,
@@ -93,6 +98,30 @@ def test_partial_replay_keeps_the_order_of_a_sequence(
     provisioned = dataclasses.replace(provisioned, policy=policy)
     provisioned.create(policy.topic, policy.subscription, 0)
     provisioned.create(policy.sequences_topic, LEDGER_SUBSCRIPTION, 0)
+    return provisioned
+
+
+@pytest.mark.usefixtures("replay_token")
+def test_replay_moves_dead_letters_of_an_ordering_key_in_order(
+    sequenced: Any,  # noqa: ANN401
+) -> None:
+    names = [b"a1", b"a2", b"a3", b"a4", b"a5"]
+    assert len({partition_of_key(name.decode(), 2) for name in names}) == 2
+    send(sequenced, *names)
+    assert handled(sequenced, b"a1") == []
+    assert replay(sequenced).moved == len(names)
+    moved = list(sequenced.read_all(sequenced.policy.retry_topic))
+    assert [message.properties()["name"].encode() for message in moved] == names
+    assert handled(sequenced) == names
+    assert sequenced.unacknowledged() == []
+
+
+def test_partial_replay_keeps_the_order_of_a_sequence(
+    sequenced: Any,  # noqa: ANN401
+    make_job: MakeJob,
+    spark: SparkSession,
+) -> None:
+    provisioned = sequenced
 
     def replay_part(where: str | None = None, **choice: Any) -> tuple[int, int, int]:  # noqa: ANN401
         job, progress = make_job(provisioned, where)

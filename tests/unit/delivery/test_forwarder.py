@@ -44,9 +44,10 @@ OTHER = TopicName("shop", "prod", "orders-fulfilment-DLQ")
 class Message:
     """The part of a message that a hop reads."""
 
-    def __init__(self, number: int = 0, key: str = "") -> None:
+    def __init__(self, number: int = 0, key: str = "", order: str = "") -> None:
         self._number = number
         self._key = key
+        self._order = order
 
     def has_null_value(self) -> bool:
         return False
@@ -64,18 +65,23 @@ class Message:
         return self._key
 
     def ordering_key(self) -> str:
-        return ""
+        return self._order
 
-    schema_version = ordering_key
+    def schema_version(self) -> str:
+        return ""
 
     def event_timestamp(self) -> int:
         return 0
 
 
 def send(
-    producers: Producers, number: int = 0, topic: TopicName = TOPIC, key: str = ""
+    producers: Producers,
+    number: int = 0,
+    topic: TopicName = TOPIC,
+    key: str = "",
+    order: str = "",
 ) -> pulsar.MessageId | None:
-    return producers.send(topic, cast("pulsar.Message", Message(number, key)), {}, None)
+    return producers.send(topic, cast("pulsar.Message", Message(number, key, order)), {}, None)
 
 
 def scripted(fates: Iterable[Fate], *, partitions: int = 0) -> FakeTopics:
@@ -144,6 +150,17 @@ def test_key_selects_the_partition_that_java_selects(count: int) -> None:
     partitions = [int(copy.topic.rpartition("-")[2]) for copy in topics.stored]
     assert partitions[:-count] == [code % count for code in JAVA_HASHES.values()] * 2
     assert sorted(partitions[-count:]) == list(range(count))
+
+
+def test_ordering_key_selects_the_partition_before_the_key() -> None:
+    topics = scripted([], partitions=3)
+    producers = Producers(topics.as_pulsar(), name="c")
+    for number, key in enumerate(JAVA_HASHES):
+        send(producers, number, key=key, order="invoice")
+    producers.close(Deadline(10))
+    partition = f"{TOPIC}-partition-{JAVA_HASHES['invoice'] % 3}"
+    assert {copy.topic for copy in topics.stored} == {partition}
+    assert len({code % 3 for code in JAVA_HASHES.values()}) > 1
 
 
 def test_producer_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
