@@ -119,7 +119,7 @@ def test_a_message_of_another_consumer_is_refused(provision_policy: ProvisionPol
     consumer = provisioned.consumer()
 
     for settle in (consumer.acknowledge, consumer.reconsume_later):
-        with pytest.raises(InvalidSpecError, match="by the consumer it came from"):
+        with pytest.raises(InvalidSpecError, match="by the consumer that received it"):
             settle(foreign)
 
 
