@@ -27,7 +27,7 @@ LONGEST = 60
 Schema = Mapping[str, Any]
 _DEFAULT = re.compile(r"(?:^|(?<=[.:] ))(?:Defaults to|Left out:) (.+?)[.](?= [A-Z`]|$)")
 _EXAMPLES = re.compile(r"(?:^|(?<=[.:] ))Examples?: (.+?)[.](?= [A-Z`]|$)")
-_BESIDE = re.compile(r"`(\w+)` must be given beside the other")
+_BESIDE = re.compile(r"`(\w+)` is required if any other field")
 
 
 _INTRODUCTION = """API version `{version}`; names for `kubectl`: {names}.

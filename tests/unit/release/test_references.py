@@ -103,6 +103,14 @@ def test_page_names_every_field_of_its_kind(kind: Kind) -> None:
                 assert f"`{field.path.rpartition('.')[2]}`" in page, field.path
 
 
+def test_field_that_an_optional_object_needs_is_required() -> None:
+    """A rule of the API requires it, because the object may be empty."""
+    (kind,) = (kind for kind in KINDS if kind.kind == "BrokerConnection")
+    fields = {field.path: field for field in all_fields(structural(kind.spec), "spec")}
+    assert fields["spec.pulsar.serviceURL"].is_required
+    assert not fields["spec.pulsar.tls"].is_required
+
+
 EXAMPLES = sorted((CHECKOUT / "examples").rglob("*.yaml"))
 FILES = {kind.kind: file for file, kind in GENERATED.items()}
 
