@@ -72,8 +72,8 @@ _REMEDIES: Mapping[type[Exception], str] = {
     pulsar.ProducerBlockedQuotaExceededError: _OVER_QUOTA,
     pulsar.ProducerBlockedQuotaExceededException: _OVER_QUOTA,
     pulsar.ProducerBusy: "set maxProducersPerTopic of the topic, its namespace and the broker to "
-    "at least the number of processes that send there; consumers leave their place two minutes "
-    "after the last send",
+    "at least the number of processes that send there, times their workers, which may send at the "
+    "same time; idle producers of consumers are closed within two minutes after the last send",
     pulsar.TopicTerminated: "the topic was terminated: process its messages, then delete it; the "
     "operator creates topics of a RetryPolicy again, and consumers resume",
 }
