@@ -49,6 +49,7 @@ from redrive.provision.health_checks import CHECKS, THRESHOLDS, Reading, Thresho
 from redrive.provision.metrics import TopicMetrics
 from redrive.provision.poller import BrokerPoller, RateLimit, RateLimits
 from redrive.provision.request import Request
+from redrive.reasons import Reason
 
 INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
@@ -160,9 +161,15 @@ class Health:
                     await requested.wait()
             requested.clear()
             due = self._due(connection)
-            reader.settings_of_a_poll = self._settings_of_a_poll(broker)
             pause = 0.0 if len(due) == AT_A_TIME else min(TICK_SECONDS, self._interval)
+            settings = self._settings_of_a_poll(broker) if due else SELDOM
             for body in due:
+                if requested.is_set():
+                    pause = 0.0
+                    break
+                looked = self._looked.get(_uid(body), float("-inf"))
+                is_late = _now() - looked > 2 * self._interval  # or was never polled
+                reader.settings_of_a_poll = SELDOM if is_late else settings
                 if self._current(body) is not None:
                     self._looked[_uid(body)] = _now()
                     if not await self._poll_may_continue(body, reader):
@@ -191,9 +198,11 @@ class Health:
         """Return the number of settings that each poll of a policy at *broker* may read.
 
         With it the polls of all policies, once in an interval, take `SHARE` of both rates at most.
-        If that is less than `MIN_OFTEN`, settings are read seldom.
+        If that is less than `MIN_OFTEN`, settings are read seldom, as by the first poll of a policy
+        and by one that is late: statistics have priority.
         """
-        calls, total = SHARE * self._interval, len(self._ctx.policies)
+        calls = SHARE * self._interval
+        total = len(self._ctx.policies) - self._provisioned.count(None)
         settings = int(calls * CALLS_PER_SECOND_IN_ALL / (total or 1)) - CALLS_PER_POLL
         if settings >= MIN_OFTEN:  # only then visit the connections: a broker may have thousands
             here = sum(map(self._provisioned.count, self._brokers.keys(broker)))
@@ -514,7 +523,7 @@ class Reader:
             try:
                 value = await self._property(admin, topic, name)
             except AdminError as error:
-                if error.meets_all:
+                if error.meets_all and error.reason != Reason.BROKER_FAILED:
                     raise
                 logger.info("a property of a topic is unknown: %s", error)
             read[topic, name] = _Property(_now(), value)

@@ -96,6 +96,7 @@ class Cluster:
         self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
         self.refuses_quotas = self.terminates = False
         self.senders = 1
+        self.statistics_reads: list[str] = []
         self.state_reads: list[str] = []
         self.limits = {"maxProducersPerTopic": 2}
         self.limit_reads: list[tuple[str, str]] = []
@@ -117,8 +118,9 @@ class Cluster:
         """Resolve every connection to this broker."""
         return self
 
-    async def stats(self, *_: object, producers: bool, **__: object) -> TopicStats:
+    async def stats(self, topic: TopicName, *, producers: bool, **_: object) -> TopicStats:
         """Answer for every topic that as much waits there, and with a consumer's blocked key."""
+        self.statistics_reads.append(topic.local)
         waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
         producer = {BLOCKED_KEYS: json.dumps([self.blocked])}
         stats = {"fulfilment": waits, "redrive": waits, **self.found}
@@ -388,7 +390,7 @@ async def test_types_of_dead_letters_are_read_for_readers(
         policy() | {"status": {"conditions": [READY]}},
     )
     health = Health(cluster.ctx, lambda _: None)
-    await asyncio.sleep(INTERVAL_SECONDS)
+    await asyncio.sleep(2 * INTERVAL_SECONDS)
     assert ("orders-fulfilment-DLQ" in cluster.type_reads) == bool(reads)
     assert cluster.type_reads >= {"orders", "orders-fulfilment-RETRY"}
     await health.stop()
@@ -438,6 +440,22 @@ async def test_settings_are_read_often_by_few_policies(
     assert cluster.state_reads.count("orders-fulfilment-RETRY") == state_reads
     reads = [cluster.limit_reads.count(("orders-fulfilment-RETRY", limit)) for limit in LIMITS]
     assert limit_reads - 1 <= min(reads) <= max(reads) == limit_reads
+    await health.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_request_does_not_wait_for_settings_of_other_policies(
+    cluster: Cluster, policy: MakeBody
+) -> None:
+    """A poll that reads twenty settings takes two seconds."""
+    add_policies(cluster, policy, {"a": 13})
+    health = Health(cluster.ctx, lambda _: None)
+    await asyncio.sleep(INTERVAL_SECONDS + 15)
+    first = cluster.ctx.policies.get(Key("shop", "a-0")) or {}
+    cluster.statistics_reads.clear()
+    health.request(first)
+    await asyncio.sleep(6)
+    assert "a-0-fulfilment-RETRY" in cluster.statistics_reads
     await health.stop()
 
 
