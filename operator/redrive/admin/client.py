@@ -249,11 +249,15 @@ class Admin:
         """
         place = f"{topic.namespace_name} {policy.read}"
         self._newest[place] = topic, policy
-        value = await self._inherited.get(place, max_age=0.0)
-        return value if any(policy.writes(value)) else await self.topic_policy(topic, policy)
+        with suppress(AdminForbiddenError, AdminNotFoundError, BrokerRefusedError):  # of another
+            newest, value = await self._inherited.get(place, max_age=0.0)
+            if newest == topic or any(policy.writes(value)):
+                return value
+        return await self.topic_policy(topic, policy)
 
-    async def _read_inherited(self, place: str) -> Any:  # noqa: ANN401  the broker's JSON
-        return await self.topic_policy(*self._newest[place])
+    async def _read_inherited(self, place: str) -> tuple[TopicName, Any]:
+        topic, policy = self._newest[place]
+        return topic, await self.topic_policy(topic, policy)
 
     async def set_topic_policy(
         self, topic: TopicName, policy: TopicPolicy | str, write: Write
@@ -267,8 +271,7 @@ class Admin:
 
         The call needs any permission on the topic.
         """
-        path = f"{topic_path(topic)}/internalStats"
-        does = f"read the internal state of {topic}"
+        does, path = f"read the internal state of {topic}", f"{topic_path(topic)}/internalStats"
         return await self._get(does, path, read_internal_stats, LONG_ANSWER)
 
     async def stats(
@@ -584,13 +587,9 @@ class Admin:
         return policies["permissions"]  # type: ignore[no-any-return]
 
     async def _read_namespace(self, namespace: str) -> model.NamespaceState:
-        does = f"read namespace {namespace}"
-        topics, policies = await asyncio.gather(
-            self.topics(namespace),
-            self._get(
-                does, f"namespaces/{quoted(namespace)}", model.read_namespace_policies, LONG_ANSWER
-            ),
-        )
+        does, path = f"read namespace {namespace}", f"namespaces/{quoted(namespace)}"
+        reading = self._get(does, path, model.read_namespace_policies, LONG_ANSWER)
+        topics, policies = await asyncio.gather(self.topics(namespace), reading)
         return model.NamespaceState(*topics, **policies)
 
 

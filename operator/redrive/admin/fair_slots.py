@@ -10,6 +10,10 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+namespace_of_object: ContextVar[str] = ContextVar("namespace_of_object", default="")
+"""Namespace of the object that the current task reconciles; empty for calls that serve several."""
 
 
 class FairSlots:

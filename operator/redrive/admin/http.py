@@ -37,7 +37,7 @@ from yarl import URL
 from redrive.admin.access import Access, tls_context
 from redrive.admin.connector import connector, taking_turns
 from redrive.admin.errors import AdminError, BrokerUnreachableError, error_for, unexpected
-from redrive.admin.fair_slots import FairSlots
+from redrive.admin.fair_slots import FairSlots, namespace_of_object
 from redrive.admin.guards import Fence, guarding
 from redrive.admin.proxies import proxy_for
 from redrive.admin.shares import Shares, namespace_of_call
@@ -88,14 +88,15 @@ class CallSlots:
     """Slots of one connection.
 
     Attributes:
-        calls: limits concurrent calls, including redirected ones.
+        calls: limits concurrent calls, including redirected ones; the namespaces that use the
+            connection have equal shares.
         long: limits concurrent long answers.
         namespace: of the connection; each namespace has an equal share of the slots of all.
     """
 
     def __init__(self, calls: int, namespace: str = "") -> None:
         self.namespace = namespace
-        self.calls = asyncio.Semaphore(calls)
+        self.calls = FairSlots(calls)
         self.long = asyncio.Semaphore(1)
 
 
@@ -467,7 +468,7 @@ class Http:
         namespace = slots.namespace
         namespace_of_call.set(namespace)
         async with (
-            slots.calls,
+            slots.calls.slot(namespace_of_object.get()),
             self._open.slot(namespace),
             self._shared_slot(namespace),
             _within(seconds),

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from weakref import WeakValueDictionary
 
-from redrive.admin.fair_slots import FairSlots
+from redrive.admin.fair_slots import FairSlots, namespace_of_object
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs
 from redrive.kube.observability import QUEUE_DEPTH, QUEUE_SECONDS, RECONCILE_SECONDS, RECONCILES
@@ -31,8 +31,9 @@ The number of connections limits the load on a broker. But objects that are reco
 share the call for their grants, after which each loaded topic of their Pulsar namespace reads all
 grants again. With 50, a thousand policies took a third more processor time of their broker.
 """
-OF_ALL_PARTITIONS = 3_000
-"""Concurrent reconciles that all partitions share equally. Each takes about 20 kB."""
+OF_ALL_PARTITIONS, FEWEST = 1_500, 60
+"""The more partitions are in use, the fewer concurrent reconciles a new one has: an equal part, but
+not fewer than the second number. Each takes about 20 kB, and there may be a hundred partitions."""
 MARKS = 2
 """Maximum concurrent writes of `Progressing`."""
 FIRST_BACK_OFF_SECONDS = 1.0
@@ -106,6 +107,7 @@ class Controller:
 
     async def _work(self, key: Key) -> None:
         logs.about(self._kind, key)
+        namespace_of_object.set(key.namespace)
         changed = self._changes[key]
         self._failures[key], pause = 0, None
         while True:
@@ -171,8 +173,8 @@ class Controller:
 
     def _new_slots(self) -> FairSlots:
         part = OF_ALL_PARTITIONS // (len(self._slots) + 1)
-        count = max(1, min(MAX_CONCURRENT_RECONCILES, part))
-        return FairSlots(count, max(1, count * OF_NAMESPACE // MAX_CONCURRENT_RECONCILES))
+        count = min(MAX_CONCURRENT_RECONCILES, max(FEWEST, part))
+        return FairSlots(count, count * OF_NAMESPACE // MAX_CONCURRENT_RECONCILES)
 
     def _count(self, result: str) -> None:
         RECONCILES.labels(self._kind, result).inc()

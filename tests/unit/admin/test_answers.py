@@ -21,6 +21,7 @@ from aiohttp import web
 
 from redrive.admin.access import Access
 from redrive.admin.client import Admin
+from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.http import MOST_NESTED, Http, parse_answer
 from redrive.admin.internal_stats import RANGES
 from redrive.admin.model import NamespaceState
@@ -272,7 +273,7 @@ async def test_limit_of_a_topic_precedes_namespace_and_broker(
         assert await admin.limit(TOPIC, setting) == expected
 
 
-@pytest.mark.parametrize(("tick", "read"), [(1_000, 1), (9, 11)], ids=["needed", "sufficient"])
+@pytest.mark.parametrize(("tick", "read"), [(1_000, 1), (9, 10)], ids=["needed", "sufficient"])
 async def test_new_topics_share_the_read_of_a_policy(tick: int, read: int) -> None:
     """A topic whose policy stays as it is was read itself."""
     asked: list[str] = []
@@ -288,6 +289,21 @@ async def test_new_topics_share_the_read_of_a_policy(tick: int, read: int) -> No
         assert [value["tickTime"] for value in await asyncio.gather(*values)] == [tick] * 10
     assert len(asked) == read
     assert len(set(asked)) == min(read, 10)
+
+
+async def test_new_topic_is_read_itself_if_another_is_gone() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if "gone" in request.path:
+            return web.Response(status=404)
+        return web.Response(body=written({"active": True, "tickTime": 1_000}))
+
+    topics = [TopicName("t", "n", name) for name in ("a", "b", "gone")]  # the last one is read
+    async with serving(answer) as url, Http.open() as http:
+        admin = Admin(http, url, Access.bearer("x"))
+        values = [admin.policy_of_new_topic(topic, DelaysWithin(9)) for topic in topics]
+        first, second, gone = await asyncio.gather(*values, return_exceptions=True)
+    assert first == second == {"active": True, "tickTime": 1_000}
+    assert isinstance(gone, AdminNotFoundError)
 
 
 @pytest.mark.parametrize("depth", [MOST_NESTED, MOST_NESTED + 1, 900, 100_000])

@@ -33,6 +33,7 @@ from redrive.admin.errors import (
     BrokerFailedError,
     BrokerUnreachableError,
 )
+from redrive.admin.fair_slots import namespace_of_object
 from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Call, CallSlots, Endpoint, Http
 from redrive.admin.shares import (
     BURST_SECONDS,
@@ -226,6 +227,28 @@ async def test_concurrent_calls_of_all_connections_are_limited(
         assert len(calls) > http.CALLS_OF_ALL
         await asyncio.gather(*calls)
     assert most == http.CALLS_OF_ALL
+
+
+async def test_crowd_of_calls_delays_no_other_namespace() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        await asyncio.sleep(0.01)
+        return web.json_response({"partitions": 3})
+
+    async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        shared = Admin(opened, url, Access.bearer("x"))
+
+        def ask(name: str, namespace: str) -> None:
+            namespace_of_object.set(namespace)
+            tasks.create_task(shared.partitions(TopicName("t", "n", name)))
+
+        for number in range(10 * http.CALLS_AT_A_TIME):
+            ask(f"a-{number}", "crowd")
+        ask("orders", "shop")
+    place = next(place for place, path in enumerate(asked) if "orders" in path)
+    assert place <= 2 * http.CALLS_AT_A_TIME
 
 
 async def test_many_hanging_connections_delay_no_other() -> None:
