@@ -91,16 +91,21 @@ def run(provisioned: Any, folder: Path, name: str, *arguments: str) -> Usage:  #
     broker = provisioned.broker
     urls = ["--service-url", broker.service_url, "--admin-url", broker.admin_url]
     direct = ["--direct", *urls, "--token-file", "token"]
+    command = [sys.executable, "-m", "redrive", name, "policy.yaml", *arguments, *direct]
     start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "redrive", name, "policy.yaml", *arguments, *direct],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return Usage(time.perf_counter() - start, usage.ru_maxrss / 1_024)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *command],
+        cwd=folder, check=True, text=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    return Usage(time.perf_counter() - start, int(done.stdout) / 1_024)
+
+
+# By a small process: a process inherits the largest memory of the one that starts it.
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 REPLAYED = 1_000
