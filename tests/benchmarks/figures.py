@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-NOISE = 0.1
-"""A bound on a rate is its goal less this: the medians of two runs on an idle machine differ by as
-much, 0.96 and 0.85 of one state."""
-
 
 @dataclass(frozen=True)
 class Figure:

@@ -16,14 +16,14 @@ import pulsar
 
 from redrive import RetryProducer
 from sandbox.pulsar import SUPERUSER
-from tests.benchmarks.figures import NOISE, Figure
+from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.topics import deduplicate
 
 PAIRS = 9
 MESSAGES = 2_000
 CONTENT = b"x" * 512
-GOAL = 0.9
+GOAL, LEAST = 0.9, 0.85
 MOST_PROCESSOR_TIME = 2.0
 
 
@@ -47,13 +47,13 @@ def test_retry_producer_costs_little_more_than_the_client(
     # The ratio of each pair, because the load of the machine changes between pairs.
     ratios = sorted(its.wall / ours.wall for its, ours in pairs)
     processor = statistics.median(ours.processor / its.processor for its, ours in pairs)
-    ratio, least = statistics.median(ratios), round(GOAL - NOISE, 2)
+    ratio = statistics.median(ratios)
     rate = 1 / statistics.median(its.wall for its, _ in pairs)
     micros = statistics.median(its.processor for its, _ in pairs) * 1e6
     name = "RetryProducer"
     figures += [
         Figure(name, "bare producer", rate, "messages/s"),
-        Figure(name, f"ratio, goal {GOAL:g}", ratio, "of bare", at_least=least),
+        Figure(name, f"ratio, goal {GOAL:g}", ratio, "of bare", at_least=LEAST),
         Figure(name, "lowest ratio", ratios[0], "of bare"),
         Figure(name, "highest ratio", ratios[-1], "of bare"),
         Figure(name, "processor time of bare", micros, "µs a message"),

@@ -36,7 +36,7 @@ from redrive import (
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
-from tests.benchmarks.figures import NOISE, Figure
+from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 
 PAIRS = 9
@@ -199,16 +199,16 @@ def bare_async(provisioned: ProvisionedPolicy) -> Consume:
 
 
 @pytest.mark.parametrize(
-    ("call", "reference", "producer", "partitions", "messages", "goal", "most"),
+    ("call", "reference", "producer", "partitions", "messages", "goal", "least", "most"),
     [
-        (run, bare, "batched", 0, 80_000, 0.9, 1.35),
-        (run, bare, "unbatched", 0, 40_000, 0.9, 2.2),
-        (run, bare, "batched", 4, 80_000, 0.75, 1.5),
-        (run_pool, bare_pool, "batched", 0, 80_000, 0.8, 1.8),
-        (run_batches, bare, "batched", 0, 80_000, 1.0, 1.6),
-        (receive, bare, "batched", 0, 80_000, 0.9, 1.6),
-        (receive, bare, "batched", 1, 80_000, 0.85, 1.6),
-        (run_async, bare, "batched", 0, 20_000, 0.4, 4.0),
+        (run, bare, "batched", 0, 80_000, 0.9, 0.8, 1.35),
+        (run, bare, "unbatched", 0, 40_000, 0.9, 0.8, 2.0),
+        (run, bare, "batched", 4, 80_000, 0.75, 0.65, 1.5),
+        (run_pool, bare_pool, "batched", 0, 80_000, 0.8, 0.7, 1.6),
+        (run_batches, bare, "batched", 0, 80_000, 1.0, 0.85, 1.4),
+        (receive, bare, "batched", 0, 80_000, 0.9, 0.8, 1.5),
+        (receive, bare, "batched", 1, 80_000, 0.85, 0.75, 1.5),
+        (run_async, bare, "batched", 0, 20_000, 0.4, 0.3, 3.0),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -222,9 +222,13 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
     partitions: int,
     messages: int,
     goal: float,
+    least: float,
     most: float,
 ) -> None:
-    """*goal* is for the rate on an idle machine, *most* for the processor time on any."""
+    """*goal* and *least* are for the rate, *most* for the processor time, which varies less.
+
+    Medians of two runs on an idle machine differ by a tenth.
+    """
     provisioned: ProvisionedPolicy = provision_policy(partitions=partitions)
     file = tmp_path / "policy.json"
     pairs = alternated(provisioned, file, reference, call, messages, batched=producer == "batched")
@@ -236,7 +240,7 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
     ratio = statistics.median(ratios)
     figures += [
         Figure(name, "bare client", rate, "messages/s"),
-        Figure(name, f"ratio, goal {goal:g}", ratio, "of bare", at_least=round(goal - NOISE, 2)),
+        Figure(name, f"ratio, goal {goal:g}", ratio, "of bare", at_least=least),
         Figure(name, "lowest ratio", ratios[0], "of bare"),
         Figure(name, "highest ratio", ratios[-1], "of bare"),
         Figure(name, "processor time of bare", micros, "µs a message"),

@@ -77,7 +77,7 @@ def test_ten_thousand_policies_at_one_broker(figures: list[Figure]) -> None:
 
 async def measured() -> list[Figure]:
     """Measure few policies, then many."""
-    few, _ = await provision(FEW, 1)
+    few, _ = await provision(FEW, 2)  # as many connections as below
     shared, _ = await provision(FEW, CONNECTIONS)
     name = "provisioning in memory"
     figures = [
