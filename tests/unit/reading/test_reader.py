@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.policy.envelope import CAUSE_TYPE, RECONSUMETIMES, REPLAYS
+from redrive.policy.envelope import (
+    CAUSE_TYPE,
+    ORIGIN_MESSAGE_ID,
+    REAL_TOPIC,
+    RECONSUMETIMES,
+    REPLAYS,
+)
 from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader, rows
 from redrive.reading.positions import EntryId, Position, encode_nested
@@ -21,6 +27,7 @@ from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace
 from tests.support.consumers import AS_BASE64, NO_TEXT
+from tests.support.dead_letter_rows import dead_letter
 from tests.support.raw_entries import read_alone
 from tests.support.reasons import raises
 
@@ -277,3 +284,20 @@ def test_binary_properties_make_the_row_unreadable() -> None:
     )
     assert not letter.unreadable
     assert letter.properties == {"a": "ä"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "key", "expected"),
+    [
+        ("7:3:3:-1", "b", 3),
+        ("7:3:4:-1", "b", 2),  # the topic has had more partitions
+        ("", "b", 2),  # 98, the hash of Java's client
+        ("", "ab", 1),  # 31 * 97 + 98
+    ],
+)
+def test_source_partition_without_usable_origin_follows_the_key(
+    origin: str, key: str, expected: int
+) -> None:
+    source = TopicName("shop", "prod", "orders")
+    properties = {REAL_TOPIC: str(source.partition(0)), ORIGIN_MESSAGE_ID: origin}
+    assert dead_letter(0, key=key, properties=properties).partition_in(source, 4) == expected

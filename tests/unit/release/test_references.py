@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pydoc
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,6 +16,9 @@ import redrive
 from redrive import middleware, testing
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import parse_spec
+from redrive.delivery.assembly import RetryOptions
+from redrive.delivery.consumers.broadcast import BroadcastOptions
+from redrive.delivery.retry_producer import ProducerOptions
 from release import CHECKOUT, python_reference
 from release.api_reference import (
     ApiField,
@@ -224,6 +228,20 @@ def test_signature_has_options_and_values_of_constants(pages: Pages) -> None:
     policy = section(pages["reference/python/policies.md"], "Policy")
     assert "\n    max_retries: int = 16,\n" in policy
     assert "\n    topic: naming.TopicName | str,\n" in policy
+
+
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        (redrive.RetryConsumer, RetryOptions),
+        (redrive.BroadcastConsumer, BroadcastOptions),
+        (redrive.RetryProducer, ProducerOptions),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_help_describes_every_option(made: type, options: type) -> None:
+    text = pydoc.plain(pydoc.render_doc(made))
+    assert [name for name in options.__annotations__ if f"{name}:" not in text] == []
 
 
 def test_sections_of_a_docstring_become_tables(pages: Pages) -> None:
