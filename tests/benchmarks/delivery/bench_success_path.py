@@ -272,11 +272,17 @@ def test_messages_in_the_client_cost_little_more(
     """All messages are in the client before the first is handled: the broker costs nothing."""
     provisioned: ProvisionedPolicy = provision_policy()
     file, messages, topic = tmp_path / "policy.json", 20_000, provisioned.policy.topic
-    queue = Queue(messages, lambda: wait_until(lambda: provisioned.given_out(topic) == messages))
+
+    def await_messages() -> None:  # some more are redelivered after the run before
+        wait_until(lambda: provisioned.given_out(topic) >= messages)
+
+    queue = Queue(messages, await_messages)
     pairs = alternated(
         provisioned, file, partial(bare, queue=queue), partial(run, queue=queue), messages
     )
-    figures += compared("run, messages in the client", pairs, messages, goal=0.9, most=1.6)
+    figures += compared(
+        "run, messages in the client", pairs, messages, goal=0.9, least=0.65, most=1.5
+    )
 
 
 def test_asyncio_beside_the_asyncio_of_the_client(
