@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pulsar
 import pytest
@@ -29,6 +29,7 @@ from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.envelope import Cause
 from redrive.provision.desired import delay_policy
+from tests.benchmarks.delivery.costs import Cost, cost_of
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.topics import path
@@ -84,22 +85,15 @@ def test_a_retry_costs_little_more_than_one_written_by_hand(
         ]
 
 
-class Cost(NamedTuple):
-    """The seconds that a hop takes, and those of the processor in all threads of the process."""
-
-    wall: float
-    processor: float
-
-
 def _cost_of_ours(provisioned: ProvisionedPolicy, client: pulsar.Client) -> Cost:
     provisioned.send(*[b"x" * 512] * (MESSAGES + 1), properties={"kind": "order"})
     failure = _raised()
     with RetryConsumer(client, provisioned.policy) as consumer:
 
-        def hop() -> None:
+        def hop(_number: int) -> None:
             consumer.reconsume_later(consumer.receive(), delay=NEVER, cause=failure)
 
-        return _cost(hop)
+        return cost_of(hop, MESSAGES)
 
 
 def _cost_of_run(provisioned: ProvisionedPolicy, client: pulsar.Client, file: Path) -> Cost:
@@ -128,7 +122,7 @@ def _cost_by_hand(provisioned: ProvisionedPolicy, client: pulsar.Client) -> Cost
     producer = client.create_producer(str(policy.retry_topic), batching_enabled=False)
     cause = _cause()
 
-    def hop() -> None:
+    def hop(_number: int) -> None:
         message = consumer.receive()
         producer.send(
             message.data(),
@@ -150,20 +144,10 @@ def _cost_by_hand(provisioned: ProvisionedPolicy, client: pulsar.Client) -> Cost
         consumer.acknowledge(message)
 
     try:
-        return _cost(hop)
+        return cost_of(hop, MESSAGES)
     finally:
         consumer.close()
         producer.close()
-
-
-def _cost(hop: Callable[[], None]) -> Cost:
-    hop()  # the first call waits for connections
-    wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(MESSAGES):
-        hop()
-    return Cost(
-        (time.perf_counter() - wall) / MESSAGES, (time.process_time() - processor) / MESSAGES
-    )
 
 
 def _cause() -> dict[str, str]:

@@ -37,6 +37,7 @@ from redrive import (
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
+from tests.benchmarks.delivery.costs import Cost, compared
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.waiting import wait_until
@@ -58,17 +59,6 @@ class Queue(NamedTuple):
 
 
 DEFAULT_QUEUE = Queue()
-
-
-class Cost(NamedTuple):
-    """The time for all messages but the first, in seconds.
-
-    Attributes:
-        processor: of all threads of this process.
-    """
-
-    wall: float
-    processor: float
 
 
 class Count:
@@ -103,9 +93,10 @@ class Count:
 
     @property
     def cost(self) -> Cost:
-        """The cost of the run."""
+        """The cost of a message but the first."""
         (wall, processor), (wall_end, processor_end) = self._began, self._ended
-        return Cost(wall_end - wall, processor_end - processor)
+        measured = self._messages - 1
+        return Cost((wall_end - wall) / measured, (processor_end - processor) / measured)
 
 
 Consume = Callable[[pulsar.Client, Path, Count], None]
@@ -263,7 +254,7 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
     file = tmp_path / "policy.json"
     pairs = alternated(provisioned, file, reference, call, messages, batched=producer == "batched")
     name = f"{call.__name__}, {producer}" + f", {partitions} partitions" * (partitions > 0)
-    figures += compared(name, pairs, messages, goal=goal, least=least, most=most)
+    figures += compared(name, pairs, goal=goal, least=least, most=most)
 
 
 def test_messages_in_the_client_cost_little_more(
@@ -280,9 +271,7 @@ def test_messages_in_the_client_cost_little_more(
     pairs = alternated(
         provisioned, file, partial(bare, queue=queue), partial(run, queue=queue), messages
     )
-    figures += compared(
-        "run, messages in the client", pairs, messages, goal=0.9, least=0.65, most=1.6
-    )
+    figures += compared("run, messages in the client", pairs, goal=0.9, least=0.65, most=1.6)
 
 
 def test_asyncio_beside_the_asyncio_of_the_client(
@@ -292,32 +281,7 @@ def test_asyncio_beside_the_asyncio_of_the_client(
     file, messages = tmp_path / "policy.json", 20_000
     pairs = alternated(provisioned, file, bare_async(provisioned), run_async, messages)
     name = f"run_async, {ASYNC_WORKERS} workers, beside pulsar.asyncio"
-    figures += compared(name, pairs, messages)
-
-
-def compared(  # noqa: PLR0913 - bounds
-    name: str,
-    pairs: Sequence[tuple[Cost, Cost]],
-    messages: int,
-    *,
-    goal: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-) -> list[Figure]:
-    """Return the figures of pairs of the bare client and a call, with bounds of the call."""
-    ratios = sorted(its.wall / ours.wall for its, ours in pairs)
-    processor = statistics.median(ours.processor / its.processor for its, ours in pairs)
-    rate = (messages - 1) / statistics.median(its.wall for its, _ in pairs)
-    micros = statistics.median(its.processor for its, _ in pairs) / messages * 1e6
-    ratio = "ratio" if goal is None else f"ratio, goal {goal:g}"
-    return [
-        Figure(name, "bare client", rate, "messages/s"),
-        Figure(name, ratio, statistics.median(ratios), "of bare", at_least=least),
-        Figure(name, "lowest ratio", ratios[0], "of bare"),
-        Figure(name, "highest ratio", ratios[-1], "of bare"),
-        Figure(name, "processor time of bare", micros, "µs a message"),
-        Figure(name, "processor time", processor, "of bare", at_most=most),
-    ]
+    figures += compared(name, pairs)
 
 
 def alternated(  # noqa: PLR0913 - a pair, and its messages
