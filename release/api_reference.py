@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from redrive.api import API_VERSION
-from redrive.api.crds import KINDS, Column, Kind, structural
+from redrive.api.crds import IS_REQUIRED, KINDS, Column, Kind, structural
 from release import CHECKOUT
 
 PAGES = CHECKOUT / "docs" / "reference" / "api"
@@ -27,7 +27,7 @@ LONGEST = 60
 Schema = Mapping[str, Any]
 _DEFAULT = re.compile(r"(?:^|(?<=[.:] ))(?:Defaults to|Left out:) (.+?)[.](?= [A-Z`]|$)")
 _EXAMPLES = re.compile(r"(?:^|(?<=[.:] ))Examples?: (.+?)[.](?= [A-Z`]|$)")
-_BESIDE = re.compile(r"`(\w+)` is required if any other field")
+_BESIDE = re.compile(rf"`(\w+)` {IS_REQUIRED}")
 
 
 _INTRODUCTION = """API version `{version}`; names for `kubectl`: {names}.
@@ -122,11 +122,11 @@ def _limits(schema: Schema) -> Iterator[str]:
         yield from (f"each {limit}" for limit in _limits(items))
 
 
-def required_of(schema: Schema) -> set[str]:
+def required_of(schema: Schema) -> list[str]:
     """Return the fields that an object must have; an optional one has a rule for each."""
     messages = (rule["message"] for rule in schema.get("x-kubernetes-validations", ()))
     beside = (match[1] for match in map(_BESIDE.match, messages) if match)
-    return {*schema.get("required", ()), *beside}
+    return [*schema.get("required", ()), *beside]
 
 
 def fields_of(schema: Schema, path: str) -> Iterator[ApiField]:

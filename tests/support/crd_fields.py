@@ -28,6 +28,7 @@ from redrive.api import Body
 from redrive.api.crds import KINDS
 from redrive.api.model import parse_spec
 from redrive.errors import InvalidSpecError
+from release.api_reference import required_of
 
 CRDS = Path(__file__).parents[2] / "crds"
 ITEM = "[]"
@@ -213,15 +214,6 @@ def _schemas() -> Mapping[str, Schema]:
         schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
         schemas[crd["spec"]["names"]["kind"]] = schema
     return schemas
-
-
-def required_of(schema: Schema) -> list[str]:
-    """Return the fields that an object has: of an optional one a rule requires them."""
-    rules = schema.get("x-kubernetes-validations", ())
-    matches = (
-        re.match(r"`(\w+)` is required if any other field", rule["message"]) for rule in rules
-    )
-    return [*schema.get("required", ()), *(match[1] for match in matches if match)]
 
 
 def _leaves(

@@ -416,12 +416,16 @@ def _rules(flat: dict[str, Any], *, optional: bool) -> dict[str, Any]:
     return {VALIDATIONS: [_expanded(rule, properties) for rule in rules]} if rules else {}
 
 
+IS_REQUIRED = "is required if any other field of this object is set"
+"""Follows the name of a field in the message of the rule that requires it."""
+
+
 def _required_beside(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rule that an object that is not empty has the field *name*."""
     others = " || ".join(f"present(self.{other})" for other in properties if other != name)
     return Rule(
         f"present(self.{name}) || !({others})",
-        f"`{name}` is required if any other field of this object is set",
+        f"`{name}` {IS_REQUIRED}",
         "add it, or leave all of them out",
     ).to_schema()
 
