@@ -244,8 +244,9 @@ class Admin:
     async def policy_of_new_topic(self, topic: TopicName, policy: TopicPolicy) -> Any:  # noqa: ANN401
         """Return the value in force of *policy* on a topic that was just created.
 
-        New topics of a namespace inherit one value. Concurrent callers share the read of it, which
-        makes the broker list the namespace, unless the value needs no change.
+        New topics of a namespace inherit one value. Concurrent callers share the read of one topic,
+        because a broker lists the namespace for each. *topic* itself is read, too, if that topic
+        cannot be read, or if its value needs no change.
         """
         place = f"{topic.namespace_name} {policy.read}"
         self._newest[place] = topic, policy
