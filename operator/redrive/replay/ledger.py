@@ -12,9 +12,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
-from typing import Self
+from typing import Any, Self
 
 import pulsar
 
@@ -35,6 +36,8 @@ READ_MILLISECONDS = 30_000
 READABLE_SECONDS = 10.0
 """Time for which a transaction in the ledger may block the record of a takeover."""
 POLL_SECONDS = 0.5
+IN_FLIGHT = 32
+"""Maximum number of records that are written together."""
 _AHEAD = 1_000
 
 logger = logging.getLogger(__name__)
@@ -118,6 +121,22 @@ class Ledger:
         """
         return self._write(key, _json(value))
 
+    def write_all(self, records: Iterable[tuple[str, object]]) -> list[pulsar.MessageId]:
+        """Write records in their order, without waiting for each; see `write`.
+
+        After an error, any of them may be stored.
+        """
+        contents = ((key, _json(value)) for key, value in records)
+        stored: list[pulsar.MessageId] = []
+        waiting: list[tuple[str, bytes]] = []
+        while waiting := [*waiting, *itertools.islice(contents, IN_FLIGHT - len(waiting))]:
+            written = self._store_some(waiting)
+            for key, content in waiting[: len(written)]:
+                self.records.apply(key, content)
+            stored += written
+            del waiting[: len(written)]
+        return stored
+
     def _write(self, key: str, content: bytes) -> pulsar.MessageId:
         stored = self._store(key, content)
         self.records.apply(key, content)
@@ -127,20 +146,8 @@ class Ledger:
         """Store a record, with the next number if none is given."""
         deadline = time.monotonic() + broker.WAIT_SECONDS
         while True:
-            if number is None:
-                self.number += 1
-            record = SignedRecord(
-                key, content, self._owner, self.number if number is None else number
-            )
             try:
-                stored = self._producer.send(
-                    content,
-                    sequence_id=next(self._sequence_ids),
-                    partition_key=self._key.topic_key(key),
-                    properties=self._key.properties(record),
-                    # Entry ids are valid in this cluster only.
-                    disable_replication=True,
-                )
+                stored = self._producer.send(content, **self._options(key, content, number))
                 if stored.ledger_id() >= 0:
                     return stored
                 problem = "no entry"  # dropped as a duplicate; repeated with a higher id
@@ -164,6 +171,43 @@ class Ledger:
             logger.warning("record of the ledger was not stored, retrying: %s", problem)
             time.sleep(1)
 
+    def _store_some(self, records: Sequence[tuple[str, bytes]]) -> list[pulsar.MessageId]:
+        """Store records together, and return the ids of the first ones: at least of one.
+
+        Others may be stored, and are repeated with a higher number, after those before them.
+        """
+        sent = [self._send(key, content) for key, content in records]
+        stored: list[pulsar.MessageId] = []
+        for receipt in [receipt.result() for receipt in sent]:
+            if receipt is None:
+                break
+            stored.append(receipt)
+        return stored or [self._store(*records[0])]
+
+    def _send(self, key: str, content: bytes) -> Future[pulsar.MessageId | None]:
+        """Send a record; the result is None if it may not be stored."""
+        receipt = Future[pulsar.MessageId | None]()
+
+        def receive(result: pulsar.Result, stored: pulsar.MessageId) -> None:
+            is_stored = result == pulsar.Result.Ok and stored.ledger_id() >= 0
+            receipt.set_result(stored if is_stored else None)
+
+        self._producer.send_async(content, receive, **self._options(key, content))
+        return receipt
+
+    def _options(self, key: str, content: bytes, number: int | None = None) -> dict[str, Any]:
+        """Return the options of the message of a record, with the next number if none is given."""
+        if number is None:
+            self.number = number = self.number + 1
+        record = SignedRecord(key, content, self._owner, number)
+        return {
+            "sequence_id": next(self._sequence_ids),
+            "partition_key": self._key.topic_key(key),
+            "properties": self._key.properties(record),
+            # Entry ids are valid in this cluster only.
+            "disable_replication": True,
+        }
+
     def repair(self) -> None:
         """Write records again that the topic lacks, because it may have been deleted meanwhile.
 
@@ -175,8 +219,7 @@ class Ledger:
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
         if lost:
             logger.warning("ledger lost %d records, which are written again", len(lost))
-        for key, value in lost:
-            self.write(key, value)
+        self.write_all(lost)
 
 
 class Lease:

@@ -183,15 +183,15 @@ class RangeMover:
                 topic: self._sender(transport(), topic, sent_in, stack)
                 for topic in {route.target, *(place.topic for place in self._tails)}
             }
-            sender = senders[route.target]
-            self._check_lease()
+            permit = self._check_lease()
             dead_letters = stack.enter_context(closing(self._dead_letters(self._to_read)))
             entries = self._movable(dead_letters)
             first = list(itertools.islice(entries, 1))
             window = sending.Window(
-                sender,
+                senders[route.target],
                 self._outcome,
                 self._check_lease,
+                permit,
                 self._acknowledge,
                 self._task.range.first,
                 self._is_subscribed,

@@ -14,7 +14,6 @@ doubt until the target is searched.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -283,7 +282,8 @@ STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
 ALONE_ATTEMPTS = 2
 LEASE_CHECK_SECONDS = 0.5
-"""Interval of checks of the lease."""
+"""Interval of checks of the lease. A later lease holds the producers for longer when it searches.
+So a task that opens one afterwards checks before it sends."""
 CONFIRM_SECONDS = 1.0
 """Interval of checks of the subscriptions of the target. Messages stored since the last check are
 acknowledged only after the next one."""
@@ -311,6 +311,7 @@ class Window:
         sender: sender of one attempt.
         outcome: outcome of the range, to which results are added.
         check_lease: function that checks the lease and returns the permit.
+        permit: permit of a check that was just made.
         acknowledge: function that is called with a message of each completely stored entry.
         first: first entry of the range, from which offsets count.
         is_subscribed: function that returns True if the target retains messages.
@@ -327,6 +328,7 @@ class Window:
         sender: Sender,
         outcome: RangeOutcome,
         check_lease: Callable[[], Permit],
+        permit: Permit,
         acknowledge: Callable[[DeadLetterRow], None],
         first: int,
         is_subscribed: Callable[[], bool],
@@ -338,8 +340,7 @@ class Window:
         self._check_lease = check_lease
         self._acknowledge = acknowledge
         self._first = first
-        self._checked = -math.inf
-        self._permit = Permit()
+        self._permit, self._checked = permit, time.monotonic()
         self._pace = pace
         self._is_subscribed, self._is_acknowledged = is_subscribed, is_acknowledged
         self._confirmed = time.monotonic()

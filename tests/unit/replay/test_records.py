@@ -6,7 +6,7 @@ import base64
 import itertools
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -46,6 +46,7 @@ from redrive.replay.records import (
 )
 
 OF = Range(0, 7, 0, 9_999)
+ABOVE = Range(0, 7, 10_000, 19_999)
 UID = "uid-1"
 HEADER = Header(
     "shop/again",
@@ -380,6 +381,9 @@ DROPPED = pulsar.MessageId(-1, -1, -1, -1)
 KEY = LedgerKey(b"key of the ledger of this test")
 
 
+Receive = Callable[[pulsar.Result, pulsar.MessageId], None]
+
+
 class LedgerRecord(NamedTuple):
     """A stored record, as a reader shows it."""
 
@@ -444,6 +448,14 @@ class LedgerProducer:
             return DROPPED
         return topic.store(content, **options)
 
+    def send_async(self, content: bytes, receive: Receive, **options: Any) -> None:  # noqa: ANN401
+        result, stored = pulsar.Result.Ok, DROPPED
+        try:
+            stored = self.send(content, **options)
+        except pulsar.ProducerFenced:
+            result = pulsar.Result.ProducerFenced
+        receive(result, stored)
+
 
 class LedgerReader:
     """A reader of all records from one on."""
@@ -475,6 +487,59 @@ def test_ledger_record_without_entry_is_written_again(monkeypatch: pytest.Monkey
     assert stored.ledger_id() >= 0
     assert ledger.records.headers == {UID: HEADER}
     assert read_ledger(topic.as_client(), LEDGER, KEY).headers == {UID: HEADER}
+
+
+@pytest.mark.parametrize("count", [0, 1, ledger_module.IN_FLIGHT, 2 * ledger_module.IN_FLIGHT + 3])
+def test_records_are_written_together_in_their_order(count: int) -> None:
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    begun = len(topic.stored)
+    plans = [Range(-1, 7, at * 10, at * 10 + 9) for at in range(count)]
+    written = ledger.write_all(
+        (records.range_key(piece), RangeRecord(1).to_json()) for piece in plans
+    )
+    assert [at.entry_id() for at in written] == list(range(begun, begun + count))
+    assert list(ledger.records.ranges) == plans
+    assert read_ledger(topic.as_client(), LEDGER, KEY).ranges == ledger.records.ranges
+
+
+@pytest.mark.parametrize("failed", range(4))
+def test_records_after_a_failed_one_are_written_again(
+    monkeypatch: pytest.MonkeyPatch, failed: int
+) -> None:
+    """The last value of each key counts, so the order of keys and values must hold."""
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    values = [
+        (OF, RangeRecord(1)),
+        (ABOVE, RangeRecord(1)),
+        (OF, RangeRecord(2)),
+        (OF, RangeRecord(3)),
+    ]
+    attempts = itertools.count()
+    store = topic.store
+    monkeypatch.setattr(
+        topic,
+        "store",
+        lambda *args, **options: DROPPED if next(attempts) == failed else store(*args, **options),
+    )
+    written = ledger.write_all(
+        (records.range_key(piece), value.to_json()) for piece, value in values
+    )
+    assert written == sorted(written)
+    read = read_ledger(topic.as_client(), LEDGER, KEY)
+    assert (read.ranges, read.skipped) == ({OF: RangeRecord(3), ABOVE: RangeRecord(1)}, 0)
+    assert ledger.records.ranges == read.ranges
+
+
+def test_fenced_ledger_writes_none_of_several_records() -> None:
+    topic = LedgerTopic()
+    first = open_ledger(topic, "first")
+    open_ledger(topic, "second")
+    begun = len(topic.stored)
+    with pytest.raises(FencedError):
+        first.write_all([(records.range_key(OF), RangeRecord(1).to_json())] * 3)
+    assert len(topic.stored) == begun
 
 
 def test_ledger_over_its_quota_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ def window_of(  # noqa: PLR0913, PLR0917  one each
         cast("Sender", sender),
         outcome,
         look,
+        look(),
         acknowledge,
         first=0,
         is_subscribed=is_subscribed,

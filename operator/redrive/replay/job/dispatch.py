@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
+import pulsar
+
 from redrive.errors import RedriveError
 from redrive.kube.client import UnavailableError
 from redrive.kube.resources import TOPIC_OWNER
@@ -347,9 +349,7 @@ class Dispatch:
 
     def _collect(self, tasks: Sequence[RangeTask], future: Future[Sequence[RangeResult]]) -> None:
         try:
-            # The first of the ranges that are left is leased first again.
-            for task, result in reversed(list(zip(tasks, future.result(), strict=True))):
-                self._settle(task, result)
+            self._settle(list(zip(tasks, future.result(), strict=True)))
         except RedriveError as error:
             self._failed.append(error)
         except Exception as error:
@@ -412,11 +412,20 @@ class Dispatch:
         if not self._ledger.records.range(group[0]).tails:
             self._check_not_recreated(partition)
         ends = lookup.target_ends(self._job.admin_url, self._route.target)
-        return [self._lease(source_range, partition, ends) for source_range in group]
+        tails = [self._ledger.records.range(source_range).tails for source_range in group]
+        stored = self._ledger.write_all(
+            (range_key(source_range), self._leased_record(source_range, partition, ends).to_json())
+            for source_range in group
+        )
+        return [
+            self._task(source_range, partition, before, lease)
+            for source_range, before, lease in zip(group, tails, stored, strict=True)
+        ]
 
-    def _lease(
+    def _leased_record(
         self, source_range: Range, partition: Partition, ends: Mapping[TargetPartition, EntryId]
-    ) -> RangeTask:
+    ) -> RangeRecord:
+        """Return the record of the next lease of a range."""
         before = self._ledger.records.range(source_range)
         generation = before.generation + 1
         through = source_range.offset_through(partition.end)
@@ -425,14 +434,23 @@ class Dispatch:
             for place, entry in ends.items()
         }
         joined = {place: tail.joined(since.get(place)) for place, tail in before.tails.items()}
-        leased = replace(
+        return replace(
             before,
             generation=generation,
             leased=True,
             tails={**since, **joined},
             replays=None if before.replays is None else before.replays | {self._job.uid},
         )
-        stored = self._ledger.write(range_key(source_range), leased.to_json())
+
+    def _task(
+        self,
+        source_range: Range,
+        partition: Partition,
+        tails: Mapping[TargetPartition, Tail],
+        lease: pulsar.MessageId,
+    ) -> RangeTask:
+        """Return the task of a range, with its tails before the *lease*, whose record this is."""
+        leased = self._ledger.records.range(source_range)
         is_first = source_range not in self._leased
         self._leased.add(source_range)
         plan, entries = self._plans[source_range], self._to_lease(source_range)
@@ -448,14 +466,14 @@ class Dispatch:
             discards=self._job.choice.discards,
             settles_unproven=self._job.choice.settles_unproven,
             acknowledged=ranges.settled(source_range, partition),
-            partly=before.partly,
-            tails=before.tails,
-            unproven=before.unproven,
+            partly=leased.partly,
+            tails=tails,
+            unproven=leased.unproven,
             replays=leased.replays,
             since=leased.tails,
-            generation=generation,
+            generation=leased.generation,
             renamed=leased.renamed,
-            lease=EntryId(stored.ledger_id(), stored.entry_id()),
+            lease=EntryId(lease.ledger_id(), lease.entry_id()),
             number=self._ledger.number,
             permit=self._share(len(self._running) + 1),
             # The record of the owner of the ledger fenced off all other runs at once.
@@ -495,12 +513,38 @@ class Dispatch:
         if held and held.isdisjoint(partition.held):
             raise lookup.topic_lost(self._route.source, "none of its ledgers at the plan")
 
-    def _settle(self, task: RangeTask, result: RangeResult) -> None:
-        """Record the result of a range, or of a part of it.
+    def _settle(self, results: Sequence[tuple[RangeTask, RangeResult]]) -> None:
+        """Record the results of the ranges of a task, or of parts of them.
 
-        The plan is written first, because acknowledged entries that the task has read may not be
+        The plans are written first, because acknowledged entries that the task has read may not be
         readable again.
         """
+        plans, records = list[tuple[str, object]](), list[tuple[str, object]]()
+        for task, result in results:
+            plan, record = self._settled(task, result)
+            plans.append((plan_key(self._job.uid, task.range), plan.to_json()))
+            records.append((range_key(task.range), record.to_json()))
+        self._ledger.write_all([*plans, *records])
+        self._poll_due = time.monotonic() + POLL_SECONDS
+        # The first of the ranges that are left is leased first again.
+        for task, result in reversed(results):
+            if not self._plans[task.range].done and self._to_move(task.range):
+                self._waiting.insert(0, task.range)
+            if result.blocked:
+                logger.warning(
+                    "other clients used the producer names of range %s, which are replaced",
+                    task.range,
+                )
+            if result.unsubscribed:
+                self._pause_without_subscription()
+            if result.full is not None:
+                logger.warning("%s is over its backlog quota; the run waits", result.full)
+                account = Account.of(self._job.uid, self._ledger.records, self._acknowledged)
+                self._full, self._moved_when_full = result.full, account.moved
+                self._pause_until = time.monotonic() + PAUSE_SECONDS
+
+    def _settled(self, task: RangeTask, result: RangeResult) -> tuple[RangePlan, RangeRecord]:
+        """Return the plan and the record of a range after the result of its task."""
         source_range, refused = task.range, result.refused
         if result.gone:
             try:
@@ -519,14 +563,13 @@ class Dispatch:
         is_left = bool(plan.selected & ~plan.skipped & ~out)
         in_parts = bool(self._parts.get(source_range))
         plan = replace(plan, done=not result.drained and not (in_parts and is_left))
-        self._ledger.write(plan_key(self._job.uid, source_range), plan.to_json())
         moved = {
             uid: before.moved.get(uid, 0) | result.moved.get(uid, 0)
             for uid in {*before.moved, *result.moved}
         }
         out = unite(result.moved.values())
         chunks = {at: chunk for at, chunk in plan.chunks.items() if out >> at & 1}
-        record = RangeRecord(
+        return plan, RangeRecord(
             before.generation,
             leased=False,
             moved=moved,
@@ -537,22 +580,6 @@ class Dispatch:
             chunks={**before.chunks, **chunks},
             renamed=before.generation if result.blocked else before.renamed,
         )
-        self._ledger.write(range_key(source_range), record.to_json())
-        self._poll_due = time.monotonic() + POLL_SECONDS
-        if not plan.done and self._to_move(source_range):
-            self._waiting.insert(0, source_range)
-        if result.blocked:
-            logger.warning(
-                "other clients used the producer names of range %s, which are replaced",
-                source_range,
-            )
-        if result.unsubscribed:
-            self._pause_without_subscription()
-        if result.full is not None:
-            logger.warning("%s is over its backlog quota; the run waits", result.full)
-            account = Account.of(self._job.uid, self._ledger.records, self._acknowledged)
-            self._full, self._moved_when_full = result.full, account.moved
-            self._pause_until = time.monotonic() + PAUSE_SECONDS
 
     @property
     def _plans(self) -> Mapping[Range, RangePlan]:

@@ -214,8 +214,7 @@ def _check_producers(job: ReplayJob) -> None:
 
 def _forget(job: ReplayJob, ledger: Ledger, backlog: Sequence[Partition]) -> None:
     held = [(partition.index, held) for partition in backlog for held in partition.held]
-    for key in list(ledger.records.outdated(job.uid, held)):
-        ledger.write(key, None)
+    ledger.write_all((key, None) for key in list(ledger.records.outdated(job.uid, held)))
 
 
 def _plan(
@@ -227,8 +226,8 @@ def _plan(
 ) -> None:
     """Write the plan of the run into the ledger. The header marks it as complete."""
     # The backlog has changed since an interrupted run wrote a part of its plan.
-    for source_range in list(ledger.records.plans.get(job.uid, {})):
-        ledger.write(plan_key(job.uid, source_range), None)
+    former = ledger.records.plans.get(job.uid, {})
+    ledger.write_all((plan_key(job.uid, source_range), None) for source_range in former)
     plans: Iterable[tuple[Range, RangePlan]]
     if review is None:
         plans = all_plans(job, engine, ledger.records, backlog)
@@ -237,8 +236,9 @@ def _plan(
         plans = all_plans(bounded, engine, ledger.records, before)
     else:
         plans = [(planned.range, planned.plan) for planned in review.planned]
-    for source_range, plan in plans:
-        ledger.write(plan_key(job.uid, source_range), plan.to_json())
+    ledger.write_all(
+        (plan_key(job.uid, source_range), plan.to_json()) for source_range, plan in plans
+    )
     target = broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination))
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
     began = {} if job.follow_for is None else _tails(job, backlog)

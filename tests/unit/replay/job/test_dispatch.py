@@ -83,6 +83,9 @@ class InMemory:
         self.records.apply(key, content)
         return pulsar.MessageId(-1, 0, 0, -1)
 
+    def write_all(self, records: Iterable[tuple[str, object]]) -> list[pulsar.MessageId]:
+        return [self.write(key, value) for key, value in records]
+
 
 class InStep:
     """An engine whose tasks end once so many of them are under way, *beside* each other."""
