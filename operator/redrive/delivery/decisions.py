@@ -67,15 +67,17 @@ class Attempts:
 
     Args:
         policy: returns the policy in force.
+
+    Attributes:
+        failed_here: by id, failures of messages that could not be sent on or are retried in place.
+        times_given_back: by id, how often messages were given back to a broker that doesn't count.
     """
 
     def __init__(self, policy: Callable[[], Policy], clock: Clock) -> None:
         self._policy = policy
         self._clock = clock
-        # By id: of messages that could not be sent on, or are retried in place.
-        self._here: OrderedDict[str, _Here] = OrderedDict()
-        # By id: how often messages were given back to a broker that doesn't count it.
-        self._given_back: OrderedDict[str, int] = OrderedDict()
+        self.failed_here: OrderedDict[str, _Here] = OrderedDict()
+        self.times_given_back: OrderedDict[str, int] = OrderedDict()
         self._counting = threading.Lock()
 
     def of(self, message: pulsar.Message) -> Attempt:
@@ -94,7 +96,7 @@ class Attempts:
         redeliveries = self.redeliveries(message)
         if redeliveries:
             attempt = replace(attempt, redeliveries=redeliveries)
-        here = self._here.get(message_id)
+        here = self.failed_here.get(message_id)
         if here is None:
             return attempt
         return replace(
@@ -111,7 +113,7 @@ class Attempts:
     def redeliveries(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back, as the broker or this consumer counts."""
         count = int(message.redelivery_count())
-        if not count and not self._given_back:
+        if not count and not self.times_given_back:
             return 0
         return count if self.counted_by_broker(message) else self.given_back(message)
 
@@ -126,40 +128,39 @@ class Attempts:
 
     def given_back(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back to a broker that doesn't count it."""
-        if not self._given_back:
+        if not self.times_given_back:
             return 0
-        return self._given_back.get(message_id_text(message), 0)
+        return self.times_given_back.get(message_id_text(message), 0)
 
     def remember(self, message: pulsar.Message, failure: Failure) -> None:
         """Count a failed attempt at *message*, which stays in this consumer."""
         message_id = message_id_text(message)
-        before = self._here.get(message_id)
+        before = self.failed_here.get(message_id)
         failed_at = self._clock.now() if failure.cause is None else failure.cause.failed_at
         with self._counting:
-            self._here[message_id] = _Here(
+            self.failed_here[message_id] = _Here(
                 1 if before is None else before.failures + 1,
                 failure.attempt.first_failed_at or failed_at,
                 failure.cause,
             )
-            self._here.move_to_end(message_id)
-            if len(self._here) > MAX_COUNTED:  # of messages that were never settled here
-                self._here.popitem(last=False)
+            self.failed_here.move_to_end(message_id)
+            if len(self.failed_here) > MAX_COUNTED:  # of messages that were never settled here
+                self.failed_here.popitem(last=False)
 
     def give_back(self, message: pulsar.Message) -> None:
         """Count that *message* was given back to a broker that doesn't count it."""
         message_id = message_id_text(message)
         with self._counting:
-            self._given_back[message_id] = self._given_back.pop(message_id, 0) + 1
-            if len(self._given_back) > MAX_COUNTED:  # of messages that went to other consumers
-                self._given_back.popitem(last=False)
+            self.times_given_back[message_id] = self.times_given_back.pop(message_id, 0) + 1
+            if len(self.times_given_back) > MAX_COUNTED:  # of messages that went to other consumers
+                self.times_given_back.popitem(last=False)
 
     def forget(self, message: pulsar.Message) -> None:
         """Forget *message*, which is settled."""
-        if self._here or self._given_back:
-            message_id = message_id_text(message)
-            with self._counting:
-                self._here.pop(message_id, None)
-                self._given_back.pop(message_id, None)
+        message_id = message_id_text(message)
+        with self._counting:
+            self.failed_here.pop(message_id, None)
+            self.times_given_back.pop(message_id, None)
 
 
 _log = log_of(__name__)

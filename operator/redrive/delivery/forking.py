@@ -29,7 +29,6 @@ from redrive.errors import InvalidSpecError, RedriveError
 
 REMEDY = "create the client, its consumers and its producers in the child, after the fork"
 
-_forks = 0
 _handles: list[object] = []  # of the client, during a fork
 _inherited: set[int] = set()  # the identities of clients, which are kept
 _callbacks: set[weakref.WeakMethod[Callable[[], None]]] = set()
@@ -46,17 +45,16 @@ class OwnerProcess:
 
     Args:
         kind: names the object in errors.
+
+    Attributes:
+        is_parent: True in a child that was forked since.
     """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._forks = _forks
         self._process = os.getpid()
-
-    @property
-    def is_parent(self) -> bool:
-        """Return True in a child that was forked since."""
-        return self._forks != _forks
+        self.is_parent = False
+        call_in_children(self._become_parent)
 
     def check(self) -> None:
         """Pass in the process that made the object.
@@ -64,12 +62,15 @@ class OwnerProcess:
         Raises:
             InheritedError: this is a child of it.
         """
-        if self._forks != _forks:
+        if self.is_parent:
             raise InheritedError(
                 f"a {self._kind} can't be used by a process that was forked after it was made",
                 got=f"process {os.getpid()}, made by process {self._process}",
                 remedy=REMEDY,
             )
+
+    def _become_parent(self) -> None:
+        self.is_parent = True
 
 
 def is_inherited(client: object) -> bool:
@@ -121,8 +122,6 @@ def _before() -> None:
 
 
 def _in_child() -> None:
-    global _forks  # noqa: PLW0603 - one for the process
-    _forks += 1
     if _handles:
         import ctypes  # noqa: PLC0415 - see `_before`
 

@@ -30,7 +30,7 @@ from redrive.delivery.concurrency import Turnstile, ends_run
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.in_flight import AtWork, Call
-from redrive.delivery.middleware.chain import Handle, Outcome, Ready
+from redrive.delivery.middleware.chain import Acknowledge, Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
 from redrive.policy.values import check_count, check_instance
@@ -49,6 +49,8 @@ def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
 _CALLS_A_TURN = 16
 """A worker handles so many messages, if they are ready, before its time is measured."""
 
+_HANDLED: Sequence[Outcome] = (None,)  # of a handler of one message
+
 
 @dataclass
 class Run:
@@ -56,7 +58,8 @@ class Run:
 
     Attributes:
         take: returns the next messages, or raises ConsumerStoppedError.
-        settle: acknowledges a message, or moves it on with the exception it failed with.
+        acknowledge: settles a message that was handled.
+        fail: settles a message with the exception it failed with.
         late: called with each success that came after its time.
         stop: stops the consumer, so that `take` ends every worker.
         at_work: the calls of all runs of a consumer.
@@ -65,7 +68,8 @@ class Run:
 
     take: Callable[[], Sequence[pulsar.Message]]
     handle: Handle
-    settle: Callable[[pulsar.Message, Outcome], None]
+    acknowledge: Acknowledge
+    fail: Callable[[pulsar.Message, BaseException], None]
     late: Callable[[pulsar.Message], None]
     stop: Callable[[], None]
     workers: int
@@ -100,11 +104,8 @@ class Run:
         watchers = [threading.Thread(target=self._watch, name="redrive-watcher", daemon=True)]
         if helpers:
             self._turnstile = Turnstile()
-            watchers.append(
-                threading.Thread(
-                    target=self._turnstile.watch, name="redrive-turnstile", daemon=True
-                )
-            )
+            watch = self._turnstile.watch
+            watchers.append(threading.Thread(target=watch, name="redrive-turnstile", daemon=True))
         with stopping_at_sigterm(self.stop):
             try:
                 for thread in (*watchers, *helpers):
@@ -148,19 +149,16 @@ class Run:
         """Have *messages* handled; raise errors that are no failure of a message."""
         try:
             return self.handle(messages)
-        except BaseException as error:  # whatever it is travels with the message
-            if not fails_message(error):
-                raise
-            return [error] * len(messages)
+        except BaseException as error:  # noqa: BLE001 - whatever it is travels with the message
+            return self._failed(-1, messages, error)  # the number of no call
 
     def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
         """Settle each message by its outcome."""
-        if len(messages) == 1:  # to zip takes as long as a third of all else here
-            (outcome,) = outcomes
-            self.settle(messages[0], outcome)
-            return
         for message, outcome in zip(messages, outcomes, strict=True):
-            self.settle(message, outcome)
+            if outcome is None:
+                self.acknowledge(message)
+            else:
+                self.fail(message, outcome)
 
     def give_up(self, messages: Sequence[pulsar.Message]) -> None:
         """Fail all messages of a handler that is out of time."""
@@ -174,21 +172,32 @@ class Run:
 
     def _handle_all(self, worker: int, messages: Sequence[pulsar.Message], most: int) -> int:
         """Handle *messages*, and those that are ready then; return the number of calls."""
-        at_work, ready, monotonic = self.at_work, self.ready, time.monotonic
-        calls = 0
+        begin, end, monotonic = self.at_work.begin, self.at_work.end, time.monotonic
+        handle, acknowledge, ready, calls = self.handle, self.acknowledge, self.ready, 0
         while True:
             calls += 1
-            number = at_work.begin((self, worker, monotonic(), messages))
+            number = begin((self, worker, monotonic(), messages))
             try:
-                outcomes = self.outcomes(messages)
-            except BaseException:
-                at_work.end(number)  # the messages stay unacknowledged
-                raise
-            self.finish(number, messages, outcomes)
+                outcomes = handle(messages)
+            except BaseException as error:  # noqa: BLE001 - raised again, or an outcome
+                outcomes = self._failed(number, messages, error)
+            if outcomes is _HANDLED and end(number):  # most: a call fewer for them
+                acknowledge(messages[0])
+            else:
+                self.finish(number, messages, outcomes)
             message = None if ready is None or calls >= most else ready()
             if message is None:
                 return calls
             messages = [message]
+
+    def _failed(
+        self, number: int, messages: Sequence[pulsar.Message], error: BaseException
+    ) -> Sequence[Outcome]:
+        """Return the outcomes of a handler that raised *error*; raise errors that end the run."""
+        if fails_message(error):
+            return [error] * len(messages)
+        self.at_work.end(number)  # the messages stay unacknowledged
+        raise error
 
     def finish(
         self, number: int, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]
@@ -283,7 +292,7 @@ class HandlerForm:
         else:
             answer = self.handler(*self.arguments(messages))
         if answer is None and not self.explicit:
-            return [None] * len(messages)
+            return _HANDLED if self.arguments is None else [None] * len(messages)
         return self.outcomes(len(messages), _run(answer))
 
     async def awaited(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
@@ -298,7 +307,7 @@ class HandlerForm:
         if isinstance(answer, Awaitable):
             answer = await answer
         if answer is None and not self.explicit:
-            return [None] * len(messages)
+            return _HANDLED if self.arguments is None else [None] * len(messages)
         return self.outcomes(len(messages), _run(answer))
 
 
@@ -321,7 +330,7 @@ def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -
         return message, attempt_of(message)
 
     def outcomes(_count: int, answer: object) -> Sequence[Outcome]:
-        return [_not_done(answer) if explicit and not isinstance(answer, Done) else None]
+        return [_not_done(answer)] if explicit and not isinstance(answer, Done) else _HANDLED
 
     return HandlerForm(handler, with_attempt if takes_attempt else None, outcomes, explicit)
 

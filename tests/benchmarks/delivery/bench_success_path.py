@@ -34,6 +34,7 @@ from redrive import (
     SubscriptionType,
     load_policy,
 )
+from redrive.delivery.arrivals import BURST
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
@@ -267,7 +268,7 @@ def test_messages_in_the_client_cost_little_more(
     def await_messages() -> None:  # some more are redelivered after the run before
         wait_until(lambda: provisioned.given_out(topic) >= messages)
 
-    queue = Queue(messages, await_messages)
+    queue = Queue(messages + BURST, await_messages)
     pairs = alternated(
         provisioned, file, partial(bare, queue=queue), partial(run, queue=queue), messages
     )

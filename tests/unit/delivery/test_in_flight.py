@@ -460,7 +460,7 @@ def test_redeliveries_not_counted_by_broker_are_counted(
     (dead,) = consumer.dead_letters
     assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"worse", "3")
     assert broker.unsettled() == []
-    assert not consumer._processor.decisions.attempts._given_back  # noqa: SLF001 - settled messages take no memory
+    assert not consumer._processor.decisions.attempts.times_given_back  # noqa: SLF001 - settled messages take no memory
 
 
 def test_redelivery_counts_take_bounded_memory() -> None:
@@ -471,7 +471,7 @@ def test_redelivery_counts_take_bounded_memory() -> None:
         attempts.give_back(message_with(number))
         if number % 1_000 == 0:
             attempts.give_back(kept)
-    assert len(attempts._given_back) == MAX_COUNTED  # noqa: SLF001 - the memory in question
+    assert len(attempts.times_given_back) == MAX_COUNTED
     assert attempts.given_back(kept) == 12
     assert attempts.given_back(message_with(1)) == 0
 
@@ -489,6 +489,6 @@ def test_unsettled_failures_take_bounded_memory() -> None:
         message = message_with(number)
         failure = Failure(attempts.of(message), policy, None, None, raised=True)
         attempts.remember(message, failure)
-    assert len(attempts._here) == MAX_COUNTED  # noqa: SLF001 - the memory in question
+    assert len(attempts.failed_here) == MAX_COUNTED
     assert attempts.of(message).number == 2
     assert attempts.of(message_with(1)).number == 1

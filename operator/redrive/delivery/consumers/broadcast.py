@@ -26,7 +26,6 @@ from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.fetcher import Fetcher, check_open
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.in_flight import check_message
-from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.middleware.scheduling import RateLimiter
 from redrive.delivery.parts import Crypto, SystemClock, check_names, for_consumer
 from redrive.delivery.reporting import (
@@ -173,7 +172,7 @@ class BroadcastConsumer(Closing):
         take = limiter.take(lambda: [self.receive()])
         handle = single_handler(handler, _only_attempt, explicit=explicit)
         limit = to_limit(timeout, "a handler's time-out")
-        run = Run(take, handle, self._settle, self._late, self.stop, workers, limit)
+        run = Run(take, handle, _ignore, self._drop, self._late, self.stop, workers, limit)
         run.until_stopped()
 
     def hand_back(self, message: pulsar.Message) -> None:
@@ -209,9 +208,7 @@ class BroadcastConsumer(Closing):
         self._owner.check()
         return self._fetcher
 
-    def _settle(self, message: pulsar.Message, failure: Outcome) -> None:
-        if failure is None:
-            return
+    def _drop(self, message: pulsar.Message, failure: BaseException) -> None:
         cause = Cause.from_error(
             failure, failed_at=self._clock.now(), consumer=self.name, attempt=1, redact=self._redact
         )
@@ -241,6 +238,10 @@ class BroadcastConsumer(Closing):
             name, origin=message_id, message_id=message_id, attempt=1, generation=0,
             source=self.topic, subscription="", reason=reason,
         )  # fmt: skip
+
+
+def _ignore(_message: pulsar.Message) -> None:
+    """Acknowledge nothing: a reader has no subscription."""
 
 
 def _only_attempt(message: pulsar.Message) -> Attempt:

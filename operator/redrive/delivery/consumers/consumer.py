@@ -22,7 +22,6 @@ from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.chain import (
     HAND_BACK,
     Handle,
-    Outcome,
     Ready,
     Settlement,
     Take,
@@ -523,17 +522,14 @@ class RetryConsumer(Receiver):
         limiter = RateLimiter(max_rate, parts.clock, parts.incoming.sleep)
         middleware = [limiter, processor.one_attempt, *processor.middleware]
 
-        def settle(message: pulsar.Message, error: Outcome) -> None:
-            if error is None:
-                processor.acknowledge(message)
-            else:
-                processor.settle(processor.decisions.raised(message, error, rules))
+        def fail(message: pulsar.Message, error: BaseException) -> None:
+            processor.settle(processor.decisions.raised(message, error, rules))
 
         called: Handle = handle.__call__  # the method takes less time than its object
         arguments = (
             compose([m.take for m in middleware], take),
             compose([m.handle for m in middleware], called),
-            settle, processor.late, self.stop, workers,
+            processor.acknowledge, fail, processor.late, self.stop, workers,
             to_limit(timeout, "a handler's time-out"), processor.one_attempt.at_work,
             ready if max_rate is None else None,
         )  # fmt: skip

@@ -130,6 +130,10 @@ class OutageGuard(Middleware):
     Args:
         breaker: None to use only the limits of the policy.
         policy: returns the policy in force.
+
+    Attributes:
+        limits: limits in force; None without any.
+        open: circuits with an outage, by dependency.
     """
 
     def __init__(
@@ -148,8 +152,8 @@ class OutageGuard(Middleware):
         self._reporting = reporting
         self._circuits: OrderedDict[str, Circuit[pulsar.Message]] = OrderedDict()
         self._followed = policy()
-        self._limits = self._limits_of(self._followed)
-        self._open: dict[str, Circuit[pulsar.Message]] = {}
+        self.limits = self._limits_of(self._followed)
+        self.open: dict[str, Circuit[pulsar.Message]] = {}
         # By message whose hop could not be sent, and is repeated: its error, which is counted.
         self._unsent: dict[str, BaseException | None] = {}
         self._changing = threading.RLock()
@@ -158,18 +162,13 @@ class OutageGuard(Middleware):
     def outages(self) -> tuple[Outage, ...]:
         """Return the outages for which this consumer is paused, the longest first."""
         with self._changing:
-            outages = (circuit.outage for circuit in self._open.values())
+            outages = (circuit.outage for circuit in self.open.values())
             return tuple(sorted(filter(None, outages), key=lambda outage: outage.since))
-
-    @property
-    def counts(self) -> bool:
-        """Return True while there are limits."""
-        return self._limits is not None
 
     def ignore(self) -> None:
         """Override all outages, each until a message of its dependency succeeds."""
         with self._changing:
-            circuits = list(self._open.values())
+            circuits = list(self.open.values())
         for circuit in circuits:
             self._end(circuit, Name.OUTAGE_IGNORED)
 
@@ -180,7 +179,7 @@ class OutageGuard(Middleware):
             end = None if timeout is None else self._clock.monotonic() + timeout
             while True:
                 remaining = None if end is None else max(0.0, end - self._clock.monotonic())
-                wait = self._wait(remaining) if self._open else remaining
+                wait = self._wait(remaining) if self.open else remaining
                 message = receive(wait)
                 if message is not None:
                     message = self._admitted(message)
@@ -192,36 +191,25 @@ class OutageGuard(Middleware):
         return receive_guarded
 
     def ready(self, ready: Ready) -> Ready:
-        """Leave all messages to `receive` in an outage."""
-        outages = self._open
-        return lambda: None if outages else ready()
+        """Change nothing: in an outage the processor leaves all messages to `receive`."""
+        return ready
 
     def settle(self, settle: Settle) -> Settle:
         """Hold messages that fail in an outage; count the outcome of others."""
 
         def settle_guarded(settlement: Settlement) -> pulsar.MessageId | None:
-            message, verdict, failure = settlement
+            _, verdict, failure = settlement
             if failure is not None:
                 self._follow(failure.policy)
-            if self._limits is None or isinstance(verdict, HandBack):
+            if self.limits is None or isinstance(verdict, (HandBack, Done)):
                 return settle(settlement)
-            if isinstance(verdict, Done):
-                receipt = settle(settlement)
-                self._succeeded(message)
-                return receipt
             return self._settle_failed(settle, settlement)
 
         return settle_guarded
 
     def acknowledge(self, acknowledge: Acknowledge) -> Acknowledge:
-        """Count successes while there are limits."""
-
-        def acknowledge_noted(message: pulsar.Message) -> None:
-            acknowledge(message)
-            if self._limits is not None:
-                self._succeeded(message)
-
-        return acknowledge_noted
+        """Change nothing: the processor calls `succeeded` while there are limits."""
+        return acknowledge
 
     def _settle_failed(self, settle: Settle, settlement: Settlement) -> pulsar.MessageId | None:
         message, failure = settlement.message, settlement.failure
@@ -250,7 +238,7 @@ class OutageGuard(Middleware):
             return None
         cause = _answer_of("cause", self._breaker.cause, failure.error)
         if reason is DeadReason.NOT_RETRYABLE:
-            limits, outage = self._limits, self._outage_for(message)
+            limits, outage = self.limits, self._outage_for(message)
             if limits is None or not limits.count_not_retryable:
                 return None
             if outage is not None and outage.cause != cause:
@@ -259,13 +247,14 @@ class OutageGuard(Middleware):
 
     def _outage_for(self, message: pulsar.Message) -> Outage | None:
         """Return the outage of the dependency of *message*; None without an outage."""
-        if not self._open:
+        if not self.open:
             return None
         with self._changing:
             return self._circuit(message).outage
 
-    def _succeeded(self, message: pulsar.Message) -> None:
-        key = message_id_text(message) if self._open or self._unsent else ""
+    def succeeded(self, message: pulsar.Message) -> None:
+        """Count the success of *message*, which is acknowledged."""
+        key = message_id_text(message) if self.open or self._unsent else ""
         with self._changing:
             self._unsent.pop(key, None)
             circuit = self._circuit(message)
@@ -287,7 +276,7 @@ class OutageGuard(Middleware):
             )  # fmt: skip
             began = circuit.outage if answer is AfterFailure.BEGINS else None
             if began is not None:
-                self._open[began.dependency] = circuit
+                self.open[began.dependency] = circuit
             self._arrange()
         if answer is AfterFailure.COUNTED:
             return False
@@ -299,7 +288,7 @@ class OutageGuard(Middleware):
 
     def _admitted(self, message: pulsar.Message) -> pulsar.Message | None:
         """Return the message to handle after *message* was received; None for none."""
-        if not self._open:
+        if not self.open:
             return message
         self._follow(self._policy())
         with self._changing:
@@ -317,8 +306,8 @@ class OutageGuard(Middleware):
         """Return the time to wait for a message, after which an unsettled probe is abandoned."""
         with self._changing:
             self._arrange()
-            limits = self._limits
-            if limits is None or not any(c.probing for c in self._open.values()):
+            limits = self.limits
+            if limits is None or not any(c.probing for c in self.open.values()):
                 return remaining
         longest = limits.max_probe_interval.total_seconds()
         return longest if remaining is None else min(remaining, longest)
@@ -329,10 +318,10 @@ class OutageGuard(Middleware):
             return
         limits = self._limits_of(policy)
         self._followed = policy
-        if limits == self._limits:
+        if limits == self.limits:
             return
         with self._changing:
-            self._limits = limits
+            self.limits = limits
             if limits is not None:
                 for circuit in self._circuits.values():
                     circuit.follow(limits)
@@ -350,15 +339,15 @@ class OutageGuard(Middleware):
     def _circuit(self, message: pulsar.Message) -> Circuit[pulsar.Message]:
         dependency = self._dependency(message)
         # Messages that the shared circuit holds stay with it until its outage ends.
-        is_full = OTHERS in self._open or len(self._open) >= MAX_DEPENDENCIES
+        is_full = OTHERS in self.open or len(self.open) >= MAX_DEPENDENCIES
         if is_full and dependency not in self._circuits:
             dependency = OTHERS
         circuit = self._circuits.get(dependency)
         if circuit is None:
-            circuit = Circuit(dependency, self._limits or OutageLimits())
+            circuit = Circuit(dependency, self.limits or OutageLimits())
             self._circuits[dependency] = circuit
             if len(self._circuits) > MAX_DEPENDENCIES:
-                in_use = {OTHERS, *self._open}
+                in_use = {OTHERS, *self.open}
                 idle = (name for name in self._circuits if name not in in_use)
                 if (oldest := next(idle, None)) is not None:
                     del self._circuits[oldest]
@@ -373,7 +362,7 @@ class OutageGuard(Middleware):
         """Schedule due probes, and take new messages while they are useful."""
         now = self._clock.monotonic()
         held, untried = 0, 0
-        for circuit in self._open.values():
+        for circuit in self.open.values():
             if (alarm := circuit.next_alarm(now)) is not None:
                 self._incoming.again(*alarm)
             held += circuit.held
@@ -387,7 +376,7 @@ class OutageGuard(Middleware):
             outage = circuit.outage
             if outage is None:  # ended by another thread
                 return
-            del self._open[outage.dependency]
+            del self.open[outage.dependency]
             for message in circuit.end(ignored=name is Name.OUTAGE_IGNORED):
                 self._incoming.again(message, 0)
             self._arrange()
