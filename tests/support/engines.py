@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redrive.errors import RedriveError
-from redrive.reading import bitmap
+from redrive.policy.naming import TopicName
+from redrive.reading import bitmap, broker
 from redrive.reading.positions import EntryId
 from redrive.replay import mover
 from redrive.replay.job.children import Children
@@ -68,6 +69,22 @@ def _run_unless_harmed(
     if harmful.ledger == range_.ledger and offset >= 0 and bitmap.contains(entries, offset):
         os.kill(os.getpid(), signal.SIGKILL)
     return work(task)
+
+
+def run_out_of_memory(task: tuple[str, TopicName, str]) -> None:
+    """Allocate memory without end while a client has a consumer."""
+    service_url, topic, subscription = task
+    with broker.connect(service_url) as client:
+        consumer = broker.acknowledger(client, topic, subscription)
+        kept: list[object] = [consumer]
+        size = 2**24
+        while True:
+            try:
+                kept.append(bytes(size))
+            except MemoryError:
+                if size == 1:
+                    raise
+                size //= 2
 
 
 SILENT = """

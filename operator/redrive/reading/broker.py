@@ -110,16 +110,22 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
 def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[ReadingClient]:
     """Open a client, and close it with its producers and readers.
 
-    The credentials default to those of the job. Closing raises no exception.
+    The credentials default to those of the job. Closing raises no exception. A client without
+    memory stays open until the process ends.
     """
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
     shown = shown or job_credentials()
     client = ReadingClient(service_url, shown.protocol, logger=quiet, **shown.client(service_url))
+    is_closable = True
     try:
         yield client
+    except (MemoryError, RuntimeError):  # of Python and of the client
+        is_closable = False  # it closes in a thread, and waits permanently if none starts
+        raise
     finally:
-        with suppress(pulsar.PulsarException):  # a producer may still wait for receipts
-            client.close()
+        if is_closable:
+            with suppress(pulsar.PulsarException):  # a producer may still wait for receipts
+                client.close()
 
 
 @contextmanager

@@ -443,7 +443,8 @@ def _decompressed(kind: int, content: bytes, size: int) -> bytes:
 def _fits(codec: pa.Codec, content: bytes, size: int) -> bool:
     """Return True if *content* is of so many bytes at most."""
     try:
-        codec.decompress(content, max(0, size))
+        # As bytes, which free their memory at once; a pool of Arrow keeps that of its buffers.
+        codec.decompress(content, max(0, size), asbytes=True)
     except OSError:
         return False
     return True

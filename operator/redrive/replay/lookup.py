@@ -130,6 +130,9 @@ def by_entry(messages: Iterable[_Message]) -> Iterator[list[_Message]]:
         else:
             place = message.position[:2]
             entry.append(message)
+            if len(entry) == message.batch_size:
+                yield entry
+                entry = []
         del message  # before the next one is decompressed
     if entry:
         yield entry

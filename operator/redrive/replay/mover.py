@@ -186,7 +186,10 @@ class RangeMover:
             permit = self._check_lease()
             dead_letters = stack.enter_context(closing(self._dead_letters(self._to_read)))
             entries = self._movable(dead_letters)
-            first = list(itertools.islice(entries, 1))
+            first = next(entries, None)
+            version = first[0].schema_version if first else None
+            entries = itertools.chain(iter([first] if first else []), entries)
+            del first  # before the next one is decompressed
             window = sending.Window(
                 senders[route.target],
                 self._outcome,
@@ -199,7 +202,7 @@ class RangeMover:
                 self._connections.pace,
             )
             try:
-                unfinished = self._send_within(window, senders, before, first, entries)
+                unfinished = self._send_within(window, senders, before, version, entries)
                 window.confirm()
             except (sending.UnsubscribedError, NameTakenError):
                 window.give_up()
@@ -212,7 +215,7 @@ class RangeMover:
         window: sending.Window,
         senders: Mapping[TopicName, sending.Sender],
         before: SendAttempt,
-        first: Sequence[Sequence[DeadLetterRow]],
+        version: int | None,
         entries: Iterable[Sequence[DeadLetterRow]],
     ) -> bool:
         """Send messages that are not in the target; return True if another attempt is needed.
@@ -221,15 +224,15 @@ class RangeMover:
             window: window of this attempt.
             senders: see `_search`.
             before: previous attempt.
-            first: first entry to send.
-            entries: other entries.
+            version: see `_search`.
+            entries: entries to send.
         """
         try:
             if self._tails:
                 if not self._is_subscribed():  # no consumer receives messages that are found
                     raise sending.UnsubscribedError
-                self._search(senders, before, first)
-            is_late = self._send_all(window, itertools.chain(first, entries))
+                self._search(senders, before, version)
+            is_late = self._send_all(window, entries)
             return is_late or self._has_distant_chunks()
         except sending.DrainedError:
             self._drained = True
@@ -272,17 +275,14 @@ class RangeMover:
             self._last.setdefault(TargetPartition(topic, index), last)
 
     def _search(
-        self,
-        senders: Mapping[TopicName, sending.Sender],
-        before: SendAttempt,
-        first: Sequence[Sequence[DeadLetterRow]],
+        self, senders: Mapping[TopicName, sending.Sender], before: SendAttempt, version: int | None
     ) -> None:
         """Search for messages of earlier attempts, while no other process can send more.
 
         Args:
             senders: senders of this attempt, by topic of earlier attempts.
             before: previous attempt.
-            first: first entry to send, if any, whose schema most targets accept.
+            version: version of the schema of the first entry to send, which most targets accept.
 
         Raises:
             DrainedError: the run asks the task to end.
@@ -293,7 +293,6 @@ class RangeMover:
             for topic in topics
             for place in lookup.target_partitions(self._route.admin_url, topic)
         } & self._tails.keys()
-        version = first[0][0].schema_version if first else None
         last = {place: senders[place.topic].hold_any(place.partition, version) for place in places}
         time.sleep(GRACE_SECONDS)
         if any(self._is_elsewhere(place) or self._is_renamed(place) for place in places):
@@ -380,6 +379,7 @@ class RangeMover:
                 entry, offset, self._outcome, task.acknowledged, self._refusal
             ):
                 yield entry
+            del entry  # before the next one is decompressed
 
     def _send_all(self, window: sending.Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
         """Send *entries*; return True if one came out of order, which the next attempt sends."""
@@ -407,6 +407,8 @@ class RangeMover:
             else:
                 for unsent_key, row in unsent:
                     window.send(unsent_key, row, self._properties(row))
+                    del row
+            del entry, keyed, unsent
         window.drain()
         return late
 
@@ -436,9 +438,8 @@ class RangeMover:
             if not entries:
                 return
         topic = ReadableTopic(self._client, route.admin_url, route.source)
-        messages = reader.read_entries(
-            topic, task.range, entries, task.first_of(entries), task.ahead
-        )
+        after = task.first_of(entries)
+        messages = reader.read_entries(topic, task.range, entries, after, task.ahead)
         # `map` holds no message while the next one is decompressed.
         yield from map(DeadLetterRow.of, messages, itertools.repeat(task.range.partition))
 
@@ -494,8 +495,7 @@ class RangeMover:
         """
         self._drained = True
         is_known = not self._again and not self._outcome.doubts
-        result = self._result() if is_known else self.give_back()
-        return replace(result, blocked=True)
+        return replace(self._result() if is_known else self.give_back(), blocked=True)
 
     def give_back(self) -> RangeResult:
         """Return the result of a task whose messages in doubt the next lease searches for.

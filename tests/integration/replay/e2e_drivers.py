@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -20,14 +21,16 @@ import pytest
 
 from redrive.kube import resources
 from redrive.reading.positions import EntryId
+from redrive.reading.stored import MAX_READ_CONTENT
 from redrive.replay import __main__ as driver
+from redrive.replay.job import children
 from redrive.replay.job import run as runs
 from redrive.replay.job.children import Children, LostTaskError
 from redrive.replay.job.progress import Progress
 from redrive.replay.records import RefusedEntry
 from redrive.replay.spec import Choice, PodSize, ReplayJob
 from sandbox.kubernetes import Cluster
-from tests.support.engines import SILENT, HarmedChildren, Local
+from tests.support.engines import SILENT, HarmedChildren, Local, run_out_of_memory
 from tests.support.local_runs import (
     Notes,
     driver_process,
@@ -105,6 +108,29 @@ def test_entry_that_kills_children_is_refused_alone(
     assert provisioned.in_target() == provisioned.ids(letters[1:])
     assert provisioned.ids(provisioned.unacknowledged()) == provisioned.ids([harmful])
     provisioned.check_audit()
+
+
+def test_largest_messages_move_in_the_smallest_child(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(1)
+    large = fields(compression=2, uncompressed=MAX_READ_CONTENT)
+    entry = RawEntry(large, zlib.compress(bytes(MAX_READ_CONTENT)))
+    store(provisioned.broker, provisioned.policy.dead_letter_topic, [entry] * 3)
+
+    with Children(PodSize(1, children.DRIVER_MEMORY + children.LEAST_MEMORY)) as engine:
+        account = runs.run(selecting(job_of(provisioned)), engine, Notes())
+
+    assert (account.moved, account.refusals) == (4, ())
+
+
+def test_child_without_memory_is_lost(provision_policy: ProvisionPolicy) -> None:
+    """A client that lacks the memory of a thread would never close."""
+    provisioned = provision_policy()
+    policy, url = provisioned.policy, provisioned.broker.service_url
+    task = url, policy.dead_letter_topic, policy.dead_letter_subscription
+
+    with Children(POD) as engine, pytest.raises(LostTaskError):
+        engine.run(run_out_of_memory, task)
 
 
 def test_children_that_all_end_fail_the_run_and_refuse_nothing(

@@ -26,7 +26,15 @@ from redrive.reading.queues import MessageQueue, parse_stored
 from redrive.reading.stored import MalformedEntryError, MessagePlace, ReadMessage, StoredEntry
 from tests.support.fake_rocketmq import IPV6, MASTER
 from tests.support.fake_rocketmq import stored as rocketmq_message
-from tests.support.raw_entries import HARMFUL, RawEntry, bytes_of, chunk, in_batch, numbers
+from tests.support.raw_entries import (
+    HARMFUL,
+    RawEntry,
+    bytes_of,
+    chunk,
+    in_batch,
+    numbers,
+    read_alone,
+)
 
 PLACE = (7, 3)
 text = st.text(max_size=20) | st.sampled_from(["x" * 127, "x" * 128])
@@ -358,6 +366,16 @@ def test_stored_message_becomes_a_row(kind: int, flags: int) -> None:
     assert (row.id, row.key, row.value) == ("broker-a:3:7", "order-1", b"hello")
     assert (row.publish_time, row.event_time) == (2_000, 1_000)
     assert row.properties == {"TAGS": "A", "RECONSUMETIMES": "16"}
+
+
+def test_decompressed_content_leaves_nothing_in_a_pool() -> None:
+    """A pool of Arrow keeps memory that is free."""
+    content, pool = bytes(2**26), pa.default_memory_pool()
+    fields = numbers(compression=1, uncompressed=len(content))
+    before = pool.max_memory()
+    message = read_alone(fields, pa.Codec("lz4_raw").compress(content, asbytes=True))
+    assert len(message.data()) == len(content)
+    assert pool.max_memory() == before
 
 
 @pytest.mark.parametrize(

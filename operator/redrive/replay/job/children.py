@@ -33,9 +33,9 @@ from redrive.replay.task import RangeTask, TaskFailure
 
 DRIVER_MEMORY: Final = 256 * 2**20
 """Memory of the driver in a pod, in bytes."""
-LEAST_MEMORY: Final = 384 * 2**20
-"""Minimum memory of a child, in bytes, which limits the number of children. A plan of entries with
-`stored.MAX_READ_CONTENT` needs up to 344 MiB."""
+LEAST_MEMORY: Final = 512 * 2**20
+"""Minimum memory of a child, in bytes, which limits the number of children. A move of messages with
+`stored.MAX_READ_CONTENT` needs up to 490 MiB, because the client copies them twice."""
 _END_SECONDS = 10.0
 
 _Task = TypeVar("_Task")
