@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from redrive import RetryConsumer
 from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.inspection.reader import InspectedTopic
+from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import encode_number
 from redrive.replay.job import run as runs
@@ -83,3 +86,29 @@ def test_open_transaction_ends_an_inspection(provision_policy: ProvisionPolicy) 
 
     assert failure.value.reason == "TransactionOpen"
     assert (reading.total, reading.messages) == (4, 1)
+
+
+def test_open_transaction_in_sequences_holds_failed_messages(
+    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No consumer reads a record behind it, so a dead letter there would block no later message."""
+    provisioned = provision_policy()
+    broker, client = provisioned.broker, provisioned.client
+    policy = dataclasses.replace(
+        provisioned.policy,
+        max_retries=0,
+        ordered=True,
+        sequenced=True,
+        subscription_type=SubscriptionType.KEY_SHARED,
+    )
+    for topic in (policy.topic, policy.sequences_topic):
+        provisioned.create(topic, policy.subscription, 0)
+    send_within_transaction(broker, policy.sequences_topic)
+    producer = client.create_producer(str(policy.topic))
+    producer.send(b"a1", partition_key="a")
+
+    with RetryConsumer(client, policy) as consumer:
+        consumer.reconsume_later(consumer.receive(), cause=ValueError("bad"))
+
+    assert (provisioned.backlog_of_dead_letters(), provisioned.unsettled()) == (0, 1)
+    assert f"transaction is open in {policy.sequences_topic}" in caplog.text

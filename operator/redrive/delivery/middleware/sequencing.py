@@ -199,6 +199,14 @@ class Sequencing(Middleware):
         if self._is_full(key, first_id):
             raise _full()
         self._records.write(record_name(key, first_id), letter.encode())
+        if self._records.sequences.find(key, first_id) != letter:
+            # Without the record, consumers would handle later messages of the key.
+            raise NotSentError(
+                "a message cannot be dead-lettered, because its record is not readable: a "
+                f"transaction is open in {self._policy().sequences_topic}",
+                remedy="commit or abort it, or wait for its time-out",
+                reason="TransactionOpen",
+            )
 
     def _is_full(self, key: str, first_id: str) -> bool:
         sequences = self._records.sequences
