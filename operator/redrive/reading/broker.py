@@ -62,6 +62,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
         options: of `pulsar.Client`.
 
     Attributes:
+        service_url: of the cluster.
         on_malformed: see `EntryReader`.
     """
 
@@ -73,7 +74,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
     ) -> None:
         super().__init__(service_url, **options)
         self.on_malformed: OnMalformed | None = None
-        self._service_url, self._shown = service_url, shown
+        self.service_url, self._shown = service_url, shown
 
     def open_entry_reader(  # noqa: PLR0913  as `EntryReader` takes them
         self,
@@ -93,7 +94,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
             pulsar.PulsarException: the broker refuses, or is unreachable.
         """
         return EntryReader(
-            lambda: Session(self._service_url, self._shown()),
+            lambda: Session(self.service_url, self._shown()),
             str(partition_of(topic, index)),
             index,
             after,

@@ -161,6 +161,8 @@ class Ledger:
                 refused = f"the broker refused a record of the ledger {self._topic}"
                 if by_setting := refused_by_setting(refused, problem):
                     raise by_setting from error
+                if isinstance(error, pulsar.Timeout):
+                    broker.check_producer(self._client.service_url, self._topic)
             if time.monotonic() > deadline:
                 raise RedriveError(
                     "the broker does not store a record of the ledger",

@@ -142,7 +142,7 @@ class ClientTransport:
             refuses a message.
     """
 
-    def __init__(self, client: pulsar.Client) -> None:
+    def __init__(self, client: broker.ReadingClient) -> None:
         self._client = client
         self._schemas = WriterSchemas(client)
         self._receipts: queue.Queue[Receipt] = queue.Queue()
@@ -169,7 +169,11 @@ class ClientTransport:
             except pulsar.ProducerBusy as error:
                 if time.monotonic() < taken_until:
                     raise
+                broker.check_producer(self._client.service_url, topic)
                 raise NameTakenError from error
+            except pulsar.Timeout:
+                broker.check_producer(self._client.service_url, topic)
+                raise
 
         producer = broker.opened(f"open a producer on {topic}", "produce", create)
         return OpenProducer(

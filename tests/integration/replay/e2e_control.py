@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from redrive.errors import RedriveError
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.reading import broker, reader
 from redrive.reading import broker as reading_broker
@@ -188,6 +189,32 @@ def test_run_of_a_deleted_replay_settles_and_ends(
     moved = len(provisioned.in_target())
     assert SENT <= moved < COUNT
     assert replay(provisioned).moved == COUNT - moved
+    assert provisioned.in_target() == numbers(COUNT)
+
+
+def test_encryption_required_meanwhile_ends_a_run(provision_policy: ProvisionPolicy) -> None:
+    """The client would repeat the refused producer for minutes, without the cause."""
+    provisioned = provision_policy()
+    provisioned.bury_many(COUNT)
+    namespace = provisioned.policy.topic.namespace_name
+
+    def require_encryption(*, is_required: bool) -> None:
+        path = f"/admin/v2/namespaces/{namespace}/encryptionRequired"
+        provisioned.broker.request("POST", path, is_required).check("set encryptionRequired")
+
+    job = dataclasses.replace(job_of(provisioned), rate_limit=30.0)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(runs.run, job, Local(), Notes())
+        wait_until_moved(provisioned, 20)
+        require_encryption(is_required=True)
+        begun = time.monotonic()
+        with pytest.raises(RedriveError, match="encryptionRequired") as failure:
+            run.result(180)
+    assert failure.value.reason == "EncryptionRequired"
+    assert time.monotonic() - begun < 60
+
+    require_encryption(is_required=False)
+    wait_until(lambda: replay(provisioned).left == 0)
     assert provisioned.in_target() == numbers(COUNT)
 
 
