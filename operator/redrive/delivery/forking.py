@@ -85,7 +85,8 @@ def check_client(client: object) -> None:
         InheritedError: it was made by a parent.
         InvalidSpecError: it is another object.
     """
-    if not (hasattr(client, "subscribe") or hasattr(client, "create_producer")):
+    can_connect = hasattr(client, "subscribe") or hasattr(client, "create_producer")
+    if not can_connect or isinstance(client, type):
         raise InvalidSpecError(
             "client must be a pulsar.Client",
             got=client,

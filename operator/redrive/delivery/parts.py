@@ -28,7 +28,7 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.values import check_count, check_instance
+from redrive.policy.values import check_count, check_instance, text_of
 
 if TYPE_CHECKING:
     from redrive.delivery.run import Run
@@ -307,7 +307,7 @@ class Subscribing:
         Raises:
             InvalidSpecError: one is out of bounds, or of another type.
         """
-        check_count(self.prefetch, "prefetch")
+        check_prefetch(self.prefetch)
         check_count(self.max_in_flight_bytes, "max_in_flight_bytes")
         check_names(self.name, self.schema)
         for_consumer(self.crypto)
@@ -384,13 +384,36 @@ def _path(path: object, name: str) -> str:
     return text
 
 
+MAX_PREFETCH = 1_000_000
+"""With more than the client can count, it aborts the process."""
+
+
+def check_prefetch(prefetch: int) -> None:
+    """Pass if so many messages may wait in the client.
+
+    Raises:
+        InvalidSpecError: they may not.
+    """
+    check_count(prefetch, "prefetch")
+    if prefetch > MAX_PREFETCH:
+        raise InvalidSpecError(
+            f"prefetch must be at most {MAX_PREFETCH}",
+            got=prefetch,
+            remedy="leave it out: 1000 messages wait by default",
+        )
+
+
 def check_names(name: object, schema: object) -> None:
     """Pass if these are the name and the schema of a consumer or a producer.
 
     Raises:
-        InvalidSpecError: they are of other types.
+        InvalidSpecError: they are of other types, or the name is no text that can be sent.
     """
     check_instance(name, str, "name", optional=True)
+    if name is not None and text_of(name) != name:
+        raise InvalidSpecError(
+            "name must be text in UTF-8", got=name, remedy="leave out characters that have no code"
+        )
     check_instance(schema, pulsar.schema.Schema, "schema")
 
 

@@ -50,6 +50,7 @@ from redrive.testing.consumers import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
+from tests.support.consumers import message_with
 from tests.support.fake_client import FakeClient
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("2h"))
@@ -312,7 +313,8 @@ def memory() -> Any:  # noqa: ANN401
 
 
 WRONG_OPTIONS: list[dict[str, Any]] = [
-    {"name": 5}, {"schema": "json"}, {"crypto": 5}, {"crypto": Crypto("key", __file__)},
+    {"name": 5}, {"name": "\ud800"}, {"schema": "json"}, {"crypto": 5},
+    {"crypto": Crypto("key", __file__)},
     {"crash_log": "notes"}, {"max_in_flight_bytes": "1"}, {"prefetch": 2.5}, {"prefetch": True},
     {"handle_again_when_unsent": "no"}, {"tracing": 5}, {"middleware": None},
     {"middleware": OutageBreaker()}, {"middleware": [OutageBreaker]},
@@ -358,7 +360,7 @@ def test_double_refuses_arguments_of_another_type(make: Callable[[], object], na
 @pytest.mark.parametrize(
     "options",
     [
-        {"name": 5}, {"schema": "json"}, {"crypto": 5}, {"compression": "LZ4"},
+        {"name": 5}, {"name": "\ud800"}, {"schema": "json"}, {"crypto": 5}, {"compression": "LZ4"},
         {"send_retries": 0.5}, {"in_flight": "2"},
     ],
     ids=str,
@@ -462,7 +464,9 @@ def test_path_instead_of_a_policy_is_refused(consumer: Any) -> None:  # noqa: AN
         consumer("policy.json")
 
 
-@pytest.mark.parametrize("wrong", [None, "id", b"content", pulsar.MessageId(-1, 0, 0)])
+@pytest.mark.parametrize(
+    "wrong", [None, "id", b"content", pulsar.MessageId(-1, 0, 0), message_with().message_id()]
+)
 def test_settling_what_is_no_message_is_refused(wrong: Any) -> None:  # noqa: ANN401
     consumer, simple = InMemoryConsumer(POLICY), InMemorySimpleConsumer(POLICY)
     for settle in (
@@ -613,7 +617,7 @@ def test_unknown_option_of_a_broadcast_is_refused(make: Any, option: str, remedy
 
 @pytest.mark.parametrize("consumer", [RetryConsumer, SimpleConsumer])
 def test_object_other_than_a_client_is_refused(consumer: Any) -> None:  # noqa: ANN401
-    for client in (None, "pulsar://localhost:6650"):
+    for client in (None, "pulsar://localhost:6650", pulsar.Client):
         with pytest.raises(InvalidSpecError, match=r"client must be a pulsar\.Client"):
             consumer(client, POLICY)
 
@@ -625,6 +629,14 @@ def test_object_other_than_a_client_is_refused(consumer: Any) -> None:  # noqa: 
 def test_prefetch_below_1_is_refused(consumer: Any, subject: object, prefetch: int) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="prefetch must be a whole number, at least 1"):
         consumer(FakeClient().as_pulsar(), subject, prefetch=prefetch)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "subject"), [(RetryConsumer, POLICY), (BroadcastConsumer, str(POLICY.topic))]
+)
+def test_prefetch_beyond_the_client_is_refused(consumer: Any, subject: object) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="prefetch must be at most 1000000; got 1000001"):
+        consumer(FakeClient().as_pulsar(), subject, prefetch=1_000_001)
 
 
 @pytest.mark.parametrize("handler", [None, b"m"])

@@ -27,7 +27,7 @@ from redrive.delivery.fetcher import Fetcher, check_open
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.scheduling import RateLimiter
-from redrive.delivery.parts import Crypto, SystemClock, check_names, for_consumer
+from redrive.delivery.parts import Crypto, SystemClock, check_names, check_prefetch, for_consumer
 from redrive.delivery.reporting import (
     CONNECTION_TEXTS,
     DISCONNECT_TIMEOUT,
@@ -40,7 +40,7 @@ from redrive.delivery.reporting import (
 from redrive.delivery.run import Handler, Run, single_handler
 from redrive.messages import BYTES, id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
-from redrive.policy.values import check_count, check_instance, to_limit
+from redrive.policy.values import check_instance, to_limit
 
 
 class BroadcastOptions(TypedDict, total=False):
@@ -108,7 +108,7 @@ class BroadcastConsumer(Closing):
         disconnect_timeout: float | timedelta | None = DISCONNECT_TIMEOUT,
         prefetch: int = PREFETCH,
     ) -> None:
-        check_count(prefetch, "prefetch")
+        check_prefetch(prefetch)
         check_instance(topic, str, "topic")
         check_names(name, schema)
         check_hooks(redaction, on_event)
