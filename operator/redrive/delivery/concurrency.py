@@ -331,6 +331,9 @@ class UnderWay:
 class Timer:
     """Calls *fire*, in a thread of its own, at each moment that *next_due* returns.
 
+    Attributes:
+        closing: True once `close` was called, which the interpreter does at its end.
+
     Args:
         next_due: returns a moment of `time.monotonic`, or None for no call.
         fire: raises nothing.
@@ -339,7 +342,7 @@ class Timer:
     def __init__(self, next_due: Callable[[], float | None], fire: Callable[[], None]) -> None:
         self._next_due = next_due
         self._fire = fire
-        self._closing = False
+        self.closing = False
         self._owner = OwnerProcess("timer")
         self._changed = threading.Event()
         self._thread = OwnThread(target=self._watch, name="redrive-timer", daemon=True)
@@ -356,12 +359,12 @@ class Timer:
         atexit.unregister(self.close)
         if self._owner.is_parent:  # whose thread may have had the lock of the event
             return
-        self._closing = True
+        self.closing = True
         self._changed.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closing:
+        while not self.closing:
             due = self._next_due()
             wait = None if due is None else due - time.monotonic()
             if wait is None or wait > 0:

@@ -224,6 +224,8 @@ class OutageReporter(Protocol):
 class AnyTimer(Protocol):
     """Timer with changing times; see `concurrency.Timer`."""
 
+    closing: bool
+
     def reschedule(self) -> None:
         """Read the next time again."""
 

@@ -33,6 +33,7 @@ class VirtualTimer:
     ) -> None:
         self.next_due = next_due
         self.fire = fire
+        self.closing = False
         self._clock = clock
         clock.timers.append(self)
 
@@ -41,6 +42,7 @@ class VirtualTimer:
 
     def close(self) -> None:
         """Stop the timer."""
+        self.closing = True
         if self in self._clock.timers:
             self._clock.timers.remove(self)
 

@@ -119,7 +119,6 @@ class AckDeadline(Middleware):
         self._incoming = parts.incoming
         self._fail = fail
         self._late = late
-        self._closed = False
         self._timer = parts.timer(self._ack_timeouts.next_end, self._expire)
 
     def receive(self, receive: Receive) -> Receive:
@@ -151,14 +150,13 @@ class AckDeadline(Middleware):
 
     def close(self) -> None:
         """Stop failing messages; wait for a hop in progress."""
-        self._closed = True
         self._timer.close()
 
     def _expire(self) -> None:
         def fail(message: pulsar.Message) -> None:
             self._fail(message, self._ack_timeouts.error())
 
-        fail_each(self._ack_timeouts.expired(), fail, self._incoming, lambda: self._closed)
+        fail_each(self._ack_timeouts.expired(), fail, self._incoming, lambda: self._timer.closing)
 
 
 _log = log_of(__name__)

@@ -445,3 +445,20 @@ def test_close_waits_for_one_late_message_not_for_all(*, simple: bool) -> None:
     consumer.advance(TEN)
     names = [event.event for event in events if event.event != "redrive.left_unsettled"]
     assert names == ["redrive.attempt_failed", "redrive.retried"]
+
+
+def test_exit_without_close_waits_for_one_late_message() -> None:
+    """The interpreter closes the timers alone, see `concurrency.Timer`."""
+    events: list[str] = []
+
+    def end(event: Event) -> None:
+        events.append(event.event)
+        for timer in list(consumer.broker.clock.timers):
+            timer.close()
+
+    consumer = InMemoryConsumer(SHARED, ack_timeout=TEN, on_event=end)
+    for content in (b"1", b"2", b"3"):
+        consumer.send(content)
+        receive(consumer)
+    consumer.advance(TEN)
+    assert events == ["redrive.attempt_failed", "redrive.retried"]
