@@ -69,7 +69,9 @@ AGAIN_AFTER_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 """Interval at which a replayed dead letter is checked while it waits for those before it."""
 STILL_SECONDS = 30.0
-"""Time without progress after which a replayed dead letter no longer waits for those before it."""
+"""Time without progress after which replayed dead letters of a key no longer wait."""
+_MAX_WAITING = 10_000
+"""Highest number of waits that are remembered: more than messages wait in a consumer."""
 
 _log = log_of(__name__)
 
@@ -96,8 +98,9 @@ class Sequencing(Middleware):
         self._attempts = attempts
         self._policy = policy
         self._follow = follow
-        # By id of waiting replayed dead letters: the first of the key, and since when it is.
-        self._waiting: dict[str, tuple[Entry | None, float]] = {}
+        # By key, and number of replays, of waiting dead letters: the first of the key, since when
+        # it is, and the last look. One wait is for all, which come one after the other.
+        self._waiting: dict[tuple[str, int], tuple[Entry | None, float, float]] = {}
         # By id of handled messages whose record could not be removed.
         self._ended: dict[str, Settlement] = {}
         self._settle: Settle
@@ -163,11 +166,11 @@ class Sequencing(Middleware):
             _log.warning("a message waits until the records of its key can be read: %s", error)
             self._incoming.again(message, AGAIN_AFTER_SECONDS)
             return False
-        first_id = self._attempts.of(message).first_id
-        if self._records.sequences.may_be_handled(key, first_id, _replays(message)):
-            self._waiting.pop(id_text(message.message_id()), None)
+        first_id, replays = self._attempts.of(message).first_id, _replays(message)
+        if self._records.sequences.may_be_handled(key, first_id, replays):
+            self._waiting.pop((key, replays), None)
             return True
-        if self._waits(key, first_id, message):
+        if self._waits(key, first_id, replays):
             self._incoming.again(message, LOOK_SECONDS)
         elif self._is_full(key, first_id):  # its key may be alive when there is room
             _log.warning("%s", _full())
@@ -176,20 +179,19 @@ class Sequencing(Middleware):
             self._follow(message)
         return False
 
-    def _waits(self, key: str, first_id: str, message: pulsar.Message) -> bool:
-        """Return True if *message* waits for dead letters that other consumers handle."""
+    def _waits(self, key: str, first_id: str, replays: int) -> bool:
+        """Return True if a message waits for dead letters that other consumers handle."""
         own = self._records.sequences.find(key, first_id)
-        if own is None or _replays(message) <= own.replays:
+        if own is None or replays <= own.replays:
             return False
         first, now = self._records.sequences.first(key), self._clock.monotonic()
-        message_id = id_text(message.message_id())
-        before, since = self._waiting.get(message_id, (None, now))
-        since = since if before == first else now
-        if now - since < STILL_SECONDS:
-            self._waiting[message_id] = first, since
-            return True
-        del self._waiting[message_id]
-        return False
+        before, since, last = self._waiting.pop((key, replays), (None, now, now))
+        if before != first or now - last > STILL_SECONDS:  # or of an earlier replay
+            since = now
+        self._waiting[key, replays] = first, since, now
+        if len(self._waiting) > _MAX_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+        return now - since < STILL_SECONDS
 
     def _record(self, key: str, message: pulsar.Message) -> None:
         sequences, first_id = self._records.sequences, self._attempts.of(message).first_id

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from redrive import Policy
 from redrive.delivery.concurrency import Deadline
 from redrive.delivery.middleware import sequencing
-from redrive.delivery.middleware.sequencing import SequenceTopic
+from redrive.delivery.middleware.sequencing import STILL_SECONDS, SequenceTopic
 from redrive.messages import NotSentError
 from redrive.policy import sequences as sequences_module
 from redrive.policy.envelope import for_replay
@@ -62,6 +62,29 @@ def test_replayed_dead_letter_waits_for_its_predecessor() -> None:
     replay(consumer, b"1", b"2", b"3")
     consumer.run(handle)
     assert handled == [b"1", b"2", b"3"]
+    assert (consumer.dead_letters, consumer.dead_keys) == ([], 0)
+
+
+def test_dead_letters_behind_one_that_fails_wait_once() -> None:
+    consumer, contents = InMemoryConsumer(POLICY), [b"%d" % number for number in range(10)]
+
+    def fail(message: pulsar.Message) -> None:
+        if message.data() in bad:
+            raise ConnectionError
+
+    bad = contents
+    for content in contents:
+        consumer.send(content, partition_key="a")
+    consumer.run(fail)
+    replay(consumer, *contents)
+    bad, began = [b"1"], consumer.broker.clock.now()
+    consumer.run(fail)
+    assert [letter.data() for letter in consumer.dead_letters] == contents[1:]
+    waited = (consumer.broker.clock.now() - began).total_seconds()
+    assert STILL_SECONDS <= waited < 2 * STILL_SECONDS
+    replay(consumer, *contents[1:])
+    bad = []
+    consumer.run(fail)
     assert (consumer.dead_letters, consumer.dead_keys) == ([], 0)
 
 
