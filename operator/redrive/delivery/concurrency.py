@@ -20,11 +20,9 @@ import contextlib
 import functools
 import logging
 import os
-import sys
 import threading
 import time
 import traceback
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -32,7 +30,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import pulsar
 
-from redrive.delivery.forking import OwnerProcess, check_client, is_inherited
+from redrive.delivery.forking import OwnerProcess, bounded_threads
 from redrive.errors import PROCESS_ERRORS
 from redrive.policy.values import to_limit
 from redrive.policy.verdict import is_a, parts
@@ -41,10 +39,6 @@ OPEN_SECONDS = 12.0
 """Time in which a broker has to open a producer, or to answer a request about a topic."""
 
 _T = TypeVar("_T")
-_LAST_SECONDS = 1.0
-
-_running_threads: set[threading.Thread] = set()
-_clients: weakref.WeakSet[pulsar.Client] = weakref.WeakSet()
 
 
 class Deadline:
@@ -142,19 +136,6 @@ def in_background(call: Callable[[], object]) -> None:
     _start(call)
 
 
-def release_at_exit(client: pulsar.Client) -> None:
-    """Close *client* at interpreter exit, to end its calls.
-
-    A thread that returns from the client after the exit aborts the process. A forked child needs a
-    client of its own.
-
-    Raises:
-        InheritedError: the client was made by the parent of this process.
-    """
-    check_client(client)
-    _clients.add(client)
-
-
 def _start(call: Callable[[], object]) -> threading.Thread | None:
     """Make *call* in a new thread; make it here and return None if no thread can be started."""
 
@@ -162,51 +143,16 @@ def _start(call: Callable[[], object]) -> threading.Thread | None:
         try:
             call()
         finally:
-            _running_threads.discard(thread)
+            bounded_threads.discard(thread)
 
     thread = threading.Thread(target=run, name="redrive-bounded", daemon=True)
-    _running_threads.add(thread)
+    bounded_threads.add(thread)
     try:
         thread.start()
     except RuntimeError:  # the interpreter is going away
         run()
         return None
     return thread
-
-
-def _release() -> None:
-    # A fork has ended the threads of the parent.
-    alive = [thread for thread in list(_running_threads) if thread.is_alive()]
-    if alive:
-        for client in list(_clients):
-            if not is_inherited(client):
-                client.shutdown()
-    last = Deadline(_LAST_SECONDS)
-    for thread in alive:
-        thread.join(last.left())
-    if any(thread.is_alive() for thread in alive):
-        _suspend_terminated_threads()
-
-
-def _suspend_terminated_threads() -> None:
-    """Make threads in the client wait permanently, where they would abort the exiting process.
-
-    A producer that cannot be opened for a passing reason keeps its thread in the client until the
-    client's operation time-out, even if it is closed. Ten times a second this thread checks for
-    signals. Before Python 3.14 an exiting interpreter then unwinds the stack of the thread, and C++
-    functions on that stack call `std::terminate`.
-    """
-    if sys.version_info >= (3, 14):
-        return
-    with contextlib.suppress(OSError, AttributeError):  # without GNU's library for C++
-        import ctypes  # noqa: PLC0415 - most programs end without it
-
-        pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p)
-        set_terminate = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
-        set_terminate(pause)
-
-
-atexit.register(_release)
 
 
 CLOSE_TIMEOUT = timedelta(seconds=15)

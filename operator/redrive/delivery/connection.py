@@ -38,8 +38,9 @@ from redrive.delivery.arrivals import (
     Place,
     place_of,
 )
-from redrive.delivery.concurrency import Timer, log_of, release_at_exit
+from redrive.delivery.concurrency import Timer, log_of
 from redrive.delivery.fetcher import Fetcher
+from redrive.delivery.forking import release_at_exit
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.parts import (
     BrokerConnection,

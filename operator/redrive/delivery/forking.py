@@ -1,4 +1,4 @@
-"""Forks, and the end of a process by SIGTERM.
+"""Forks, and the end of a process, by SIGTERM too.
 
 Consumers, producers and their client belong to the process that made them.
 
@@ -10,6 +10,9 @@ those of the program too, are kept until the child ends.
 
 SIGTERM stops what runs, so that the program ends in its own way. Where nothing runs it closes what
 asked for that, and then ends the process as it would have done.
+
+A thread that returns from the client while the interpreter ends aborts the process. So all clients
+are shut down before, which ends their calls, if any thread is in one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -31,6 +36,13 @@ REMEDY = "create the client, its consumers and its producers in the child, after
 
 _handles: list[object] = []  # of the client, during a fork
 _inherited: set[int] = set()  # the identities of clients, which are kept
+_clients: weakref.WeakSet[pulsar.Client] = weakref.WeakSet()
+_LAST_SECONDS = 1.0
+_POLL_SECONDS = 0.01
+
+bounded_threads: set[threading.Thread] = set()
+"""Threads of redrive that call the client."""
+
 _callbacks: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
@@ -98,6 +110,69 @@ def check_client(client: object) -> None:
             got=f"process {os.getpid()}, a child of the process that made it",
             remedy=REMEDY,
         )
+
+
+def release_at_exit(client: pulsar.Client) -> None:
+    """Shut *client* down at interpreter exit if a thread is in a call of a client then.
+
+    A forked child needs a client of its own.
+
+    Raises:
+        InheritedError: the client was made by the parent of this process.
+    """
+    check_client(client)
+    _clients.add(client)
+
+
+def _release() -> None:
+    # A fork has ended the threads of the parent.
+    alive = [thread for thread in list(bounded_threads) if thread.is_alive()]
+    # A thread of the program may call the client again after that.
+    suspends = bool(_others_in_client())
+    if not (alive or suspends):
+        return
+    for client in list(_clients):
+        if not is_inherited(client):
+            client.shutdown()
+    end = time.monotonic() + _LAST_SECONDS
+    while time.monotonic() < end and (any(t.is_alive() for t in alive) or _others_in_client()):
+        time.sleep(_POLL_SECONDS)
+    if suspends or any(thread.is_alive() for thread in alive):
+        _suspend_terminated_threads()
+
+
+def _others_in_client() -> list[int]:
+    """Return the threads in a call of the client that are neither this nor a bounded one.
+
+    Such are daemon threads of the program, and workers of a `run` in one.
+    """
+    known = {threading.get_ident(), *(thread.ident for thread in list(bounded_threads))}
+    return [
+        thread
+        for thread, frame in sys._current_frames().items()  # noqa: SLF001 - documented
+        if thread not in known and frame.f_globals.get("__name__") == pulsar.__name__
+    ]
+
+
+def _suspend_terminated_threads() -> None:
+    """Make threads in the client wait permanently, where they would abort the exiting process.
+
+    A producer that cannot be opened for a passing reason keeps its thread in the client until the
+    client's operation time-out, even if it is closed. Ten times a second this thread checks for
+    signals. Before Python 3.14 an exiting interpreter then unwinds the stack of the thread, and C++
+    functions on that stack call `std::terminate`.
+    """
+    if sys.version_info >= (3, 14):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # without GNU's library for C++
+        import ctypes  # noqa: PLC0415 - most programs end without it
+
+        pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p)
+        set_terminate = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
+        set_terminate(pause)
+
+
+atexit.register(_release)
 
 
 def call_in_children(method: Callable[[], None]) -> None:

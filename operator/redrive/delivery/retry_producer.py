@@ -25,9 +25,8 @@ from redrive.delivery.concurrency import (
     all_within,
     identity,
     in_background,
-    release_at_exit,
 )
-from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.forking import OwnerProcess, release_at_exit
 from redrive.delivery.parts import Crypto, check_names, for_producer
 from redrive.delivery.sender import (
     PARTITIONS_SECONDS,

@@ -321,3 +321,52 @@ def test_program_that_can_open_no_producer_ends_without_abort(
     output = interrupted(program, signal.SIGTERM)
     assert program.returncode == 0, output
     assert output.endswith("ended\n")
+
+
+SENDING_PROGRAM = """
+import sys, threading, time
+from redrive import NotSentError, RetryProducer
+client = pulsar.Client(
+    "pulsar://127.0.0.1:{port}",
+    authentication=pulsar.AuthenticationToken({token!r}),
+    logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+)
+producer = RetryProducer(client, {topic!r}, in_flight=4, timeout=60)
+
+def send():
+    while True:
+        try:
+            producer.send(b"x")
+        except NotSentError:
+            time.sleep(0.01)
+
+class EndsSlowly:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)  # threads return from the client meanwhile
+
+ends_slowly = EndsSlowly()
+for _ in range(4):
+    threading.Thread(target=send, daemon=True).start()
+print("sending", flush=True)
+sys.stdin.readline()
+print("ended", flush=True)
+"""
+
+
+def test_program_whose_threads_send_ends_without_abort(
+    provision_policy: ProvisionPolicy, proxy: WithholdingProxy, start_program: StartProgram
+) -> None:
+    provisioned = provision_policy()
+    source = SENDING_PROGRAM.format(
+        port=proxy.port,
+        token=provisioned.broker.token("superuser"),
+        topic=str(provisioned.policy.topic),
+    )
+    program = start_program(provisioned, source)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "sending\n"
+    proxy.frozen = True
+    sent = proxy.seen[SEND]
+    wait_until(lambda: proxy.seen[SEND] > sent)
+    output, _ = program.communicate("end\n", timeout=180)
+    assert (program.returncode, output) == (0, "ended\n")

@@ -18,13 +18,12 @@ from redrive.delivery.concurrency import (
     Closing,
     Deadline,
     identity,
-    release_at_exit,
     to_seconds,
 )
 from redrive.delivery.connection import PREFETCH, SubscribeError
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
 from redrive.delivery.fetcher import Fetcher, check_open
-from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.forking import OwnerProcess, release_at_exit
 from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.scheduling import RateLimiter
 from redrive.delivery.parts import Crypto, SystemClock, check_names, check_prefetch, for_consumer
