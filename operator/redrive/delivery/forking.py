@@ -146,11 +146,11 @@ def _others_in_client() -> list[int]:
 
     Such are daemon threads of the program, and workers of a `run` in one.
     """
-    known = {threading.get_ident(), *(thread.ident for thread in list(bounded_threads))}
+    ours = {threading.get_ident(), *(thread.ident for thread in list(bounded_threads))}
     return [
         thread
         for thread, frame in sys._current_frames().items()  # noqa: SLF001 - documented
-        if thread not in known and frame.f_globals.get("__name__") == pulsar.__name__
+        if thread not in ours and frame.f_globals.get("__name__") == pulsar.__name__
     ]
 
 

@@ -99,7 +99,7 @@ class Sequencing(Middleware):
         self._policy = policy
         self._follow = follow
         # By key, and number of replays, of waiting dead letters: the first of the key, since when
-        # it is, and the last look. One wait is for all, which come one after the other.
+        # it is, and the last poll. One wait is for all, which come one after the other.
         self._waiting: dict[tuple[str, int], tuple[Entry | None, float, float]] = {}
         # By id of handled messages whose record could not be removed.
         self._ended: dict[str, Settlement] = {}
@@ -185,8 +185,8 @@ class Sequencing(Middleware):
         if own is None or replays <= own.replays:
             return False
         first, now = self._records.sequences.first(key), self._clock.monotonic()
-        before, since, last = self._waiting.pop((key, replays), (None, now, now))
-        if before != first or now - last > STILL_SECONDS:  # or of an earlier replay
+        before, since, polled = self._waiting.pop((key, replays), (None, now, now))
+        if before != first or now - polled > STILL_SECONDS:  # or of an earlier replay
             since = now
         self._waiting[key, replays] = first, since, now
         if len(self._waiting) > _MAX_WAITING:
