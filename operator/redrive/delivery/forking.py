@@ -125,33 +125,27 @@ def release_at_exit(client: pulsar.Client) -> None:
 
 
 def _release() -> None:
-    # A fork has ended the threads of the parent.
-    alive = [thread for thread in list(bounded_threads) if thread.is_alive()]
-    # A thread of the program may call the client again after that.
-    suspends = bool(_others_in_client())
-    if not (alive or suspends):
+    if not _any_in_client():
         return
     for client in list(_clients):
         if not is_inherited(client):
             client.shutdown()
     end = time.monotonic() + _LAST_SECONDS
-    while time.monotonic() < end and (any(t.is_alive() for t in alive) or _others_in_client()):
+    while time.monotonic() < end and _any_in_client():
         time.sleep(_POLL_SECONDS)
-    if suspends or any(thread.is_alive() for thread in alive):
-        _suspend_terminated_threads()
+    _suspend_terminated_threads()  # those that are left, and those that call the client again
 
 
-def _others_in_client() -> list[int]:
-    """Return the threads in a call of the client that are neither this nor a bounded one.
+def _any_in_client() -> bool:
+    """Return True if another thread, which may be one of the program, is in a call of the client.
 
-    Such are daemon threads of the program, and workers of a `run` in one.
+    A thread of redrive may be about to call it. A fork has ended those of the parent.
     """
-    ours = {threading.get_ident(), *(thread.ident for thread in list(bounded_threads))}
-    return [
-        thread
+    here = threading.get_ident()
+    return any(thread.is_alive() for thread in list(bounded_threads)) or any(
+        thread != here and frame.f_globals.get("__name__") == pulsar.__name__
         for thread, frame in sys._current_frames().items()  # noqa: SLF001 - documented
-        if thread not in ours and frame.f_globals.get("__name__") == pulsar.__name__
-    ]
+    )
 
 
 def _suspend_terminated_threads() -> None:
