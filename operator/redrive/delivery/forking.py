@@ -129,7 +129,8 @@ def _release() -> None:
         return
     for client in list(_clients):
         if not is_inherited(client):
-            client.shutdown()
+            with contextlib.suppress(pulsar.PulsarException):  # such as of a broken connection
+                client.shutdown()
     end = time.monotonic() + _LAST_SECONDS
     while time.monotonic() < end and _any_in_client():
         time.sleep(_POLL_SECONDS)
