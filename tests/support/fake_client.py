@@ -196,6 +196,9 @@ class FakeProducer:
         self._at = topic, name
         self._last = topics.last.get(self._at, -1)
 
+    def topic(self) -> str:
+        return self._at[0]
+
     def last_sequence_id(self) -> int:
         return self._last
 

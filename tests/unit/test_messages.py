@@ -133,6 +133,9 @@ def test_hop_carries_binary_keys_as_base64() -> None:
     sent = []
 
     class Producer:
+        def topic(self) -> str:
+            return "orders"
+
         def last_sequence_id(self) -> int:
             return -1
 

@@ -138,9 +138,12 @@ def open_producer(
         **options,
     )
     try:
-        return within(OPEN_SECONDS, make, late=leave)
+        producer = within(OPEN_SECONDS, make, late=leave)
     except TimeoutError as error:
         raise pulsar.Timeout from error
+    if not producer.topic():  # of a client that was shut down meanwhile; any other call crashes
+        raise pulsar.AlreadyClosed
+    return producer
 
 
 class PartitionSender:

@@ -169,6 +169,10 @@ class InMemoryClientProducer(pulsar.Producer):  # type: ignore[misc]  # the clie
         )  # fmt: skip
         return self._broker.store(self._topic, message, deliver_after)
 
+    def topic(self) -> str:
+        """Return the name of its topic."""
+        return str(self._topic)
+
     def last_sequence_id(self) -> int:
         """Return that of a name that has sent nothing."""
         return -1

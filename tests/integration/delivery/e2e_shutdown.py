@@ -365,7 +365,7 @@ def test_program_whose_threads_send_ends_without_abort(
     program = start_program(provisioned, source)
     assert program.stdout is not None
     assert program.stdout.readline() == "sending\n"
-    wait_until(lambda: proxy.seen[SEND] > 1_000)  # all producers are open
-    proxy.frozen = True  # within a millisecond each thread waits for a receipt
+    proxy.frozen = True  # before some producers are open
     output, _ = program.communicate("end\n", timeout=180)
-    assert (program.returncode, output) == (0, "ended\n")
+    assert program.returncode == 0, output
+    assert output.startswith("ended\n")

@@ -71,6 +71,9 @@ class StuckProducer:
         self._answers = answers
         self._closed = threading.Event()
 
+    def topic(self) -> str:
+        return "orders"
+
     def last_sequence_id(self) -> int:
         return -1
 
