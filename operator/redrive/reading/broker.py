@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -111,22 +112,26 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
 def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[ReadingClient]:
     """Open a client, and close it with its producers and readers.
 
-    The credentials default to those of the job. Closing raises no exception. A client without
-    memory stays open until the process ends.
+    The credentials default to those of the job. Closing raises no exception. In a process without
+    memory for a thread the client stays open.
     """
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
     shown = shown or job_credentials()
     client = ReadingClient(service_url, shown.protocol, logger=quiet, **shown.client(service_url))
-    is_closable = True
     try:
         yield client
-    except (MemoryError, RuntimeError):  # of Python and of the client
-        is_closable = False  # it closes in a thread, and waits permanently if none starts
-        raise
     finally:
-        if is_closable:
+        if _starts_threads():  # else it would wait permanently for one that closes it
             with suppress(pulsar.PulsarException):  # a producer may still wait for receipts
                 client.close()
+
+
+def _starts_threads() -> bool:
+    try:
+        threading.Thread(target=int).start()
+    except (MemoryError, RuntimeError):
+        return False
+    return True
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from redrive.reading import broker
 from redrive.reading.frames import OutgoingMessage
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.session import ProtocolError, Session
+from redrive.reasons import Reason
 from redrive.replay.outcome import Key
 
 SEND_SECONDS = 30
@@ -294,7 +295,15 @@ def _stalling() -> Iterator[None]:
 
 
 def _stalled(error: ProtocolError) -> StalledError:
+    """Return the error of a transport that stalls.
+
+    Raises:
+        AdminError: a setting refuses each producer. A limit may be reached only until producers of
+            other tasks are closed.
+    """
     by_setting = refused_by_setting("the broker refused a message", str(error))
+    if by_setting is not None and by_setting.reason != Reason.LIMIT_REACHED:
+        raise by_setting from error
     logger.warning("binary protocol failed: %s", by_setting or error)
     return StalledError(unloaded=error.unloaded)
 

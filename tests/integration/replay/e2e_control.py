@@ -211,7 +211,7 @@ def test_encryption_required_meanwhile_ends_a_run(provision_policy: ProvisionPol
         with pytest.raises(RedriveError, match="encryptionRequired") as failure:
             run.result(180)
     assert failure.value.reason == "EncryptionRequired"
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 30
 
     require_encryption(is_required=False)
     wait_until(lambda: replay(provisioned).left == 0)
