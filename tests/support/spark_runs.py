@@ -42,7 +42,7 @@ if __name__ == "__main__":
 """
 JOB = "job"
 """No Spark: a Job of one pod, with child processes."""
-POD = PodSize(cores=2, memory=2**30)
+POD = PodSize(cores=2, memory=1_434 * 2**20)
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors of one core each, which are processes."""

@@ -278,7 +278,7 @@ class Timer:
     """Calls *fire*, in a thread of its own, at each moment that *next_due* returns.
 
     Attributes:
-        closing: True once `close` was called, which the interpreter does at its end.
+        closing: True once `close` was called, by the owner or at interpreter exit.
 
     Args:
         next_due: returns a moment of `time.monotonic`, or None for no call.

@@ -11,8 +11,8 @@ those of the program too, are kept until the child ends.
 SIGTERM stops what runs, so that the program ends in its own way. Where nothing runs it closes what
 asked for that, and then ends the process as it would have done.
 
-A thread that returns from the client while the interpreter ends aborts the process. So all clients
-are shut down before, which ends their calls, if any thread is in one.
+A thread that returns from the client while the interpreter ends aborts the process. So if a thread
+is in a call of the client then, all clients are shut down first, which ends their calls.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _LAST_SECONDS = 1.0
 _POLL_SECONDS = 0.01
 
 bounded_threads: set[threading.Thread] = set()
-"""Threads of redrive that call the client."""
+"""Threads of bounded and of background calls, see `concurrency.within`: they call the client."""
 
+_owners: weakref.WeakSet[OwnerProcess] = weakref.WeakSet()
 _callbacks: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
@@ -66,7 +67,7 @@ class OwnerProcess:
         self._kind = kind
         self._process = os.getpid()
         self.is_parent = False
-        call_in_children(self._become_parent)
+        _owners.add(self)
 
     def check(self) -> None:
         """Pass in the process that made the object.
@@ -81,8 +82,9 @@ class OwnerProcess:
                 remedy=REMEDY,
             )
 
-    def _become_parent(self) -> None:
-        self.is_parent = True
+    def note_fork(self) -> None:
+        """Note that this process was forked, before or after it made the object."""
+        self.is_parent = self.is_parent or os.getpid() != self._process
 
 
 def is_inherited(client: object) -> bool:
@@ -125,22 +127,24 @@ def release_at_exit(client: pulsar.Client) -> None:
 
 
 def _release() -> None:
+    if not _clients or len(sys._current_frames()) == 1:  # noqa: SLF001 - documented
+        return
+    _suspend_terminated_threads()  # those that call the client after this, too
     if not _any_in_client():
         return
     for client in list(_clients):
         if not is_inherited(client):
-            with contextlib.suppress(pulsar.PulsarException):  # such as of a broken connection
+            with contextlib.suppress(Exception):  # such as of a broken connection
                 client.shutdown()
     end = time.monotonic() + _LAST_SECONDS
     while time.monotonic() < end and _any_in_client():
         time.sleep(_POLL_SECONDS)
-    _suspend_terminated_threads()  # those that are left, and those that call the client again
 
 
 def _any_in_client() -> bool:
-    """Return True if another thread, which may be one of the program, is in a call of the client.
+    """Return True if another thread, of redrive or of the program, is in a call of the client.
 
-    A thread of redrive may be about to call it. A fork has ended those of the parent.
+    Bounded threads count from their start. Those of a parent are not alive in its forked child.
     """
     here = threading.get_ident()
     return any(thread.is_alive() for thread in list(bounded_threads)) or any(
@@ -193,6 +197,8 @@ def _before() -> None:
 
 
 def _in_child() -> None:
+    for owner in list(_owners):  # first: nothing below may fail before
+        owner.note_fork()
     if _handles:
         import ctypes  # noqa: PLC0415 - see `_before`
 

@@ -387,7 +387,7 @@ def _path(path: object, name: str) -> str:
 
 
 MAX_PREFETCH = 1_000_000
-"""With more than the client can count, it aborts the process."""
+"""The client aborts the process at a few more than 2,000 million."""
 
 
 def check_prefetch(prefetch: int) -> None:
@@ -414,7 +414,7 @@ def check_names(name: object, schema: object) -> None:
     check_instance(name, str, "name", optional=True)
     if name is not None and text_of(name) != name:
         raise InvalidSpecError(
-            "name must be text in UTF-8", got=name, remedy="leave out characters that have no code"
+            "name must be text in UTF-8", got=name, remedy="leave out lone surrogates"
         )
     check_instance(schema, pulsar.schema.Schema, "schema")
 

@@ -289,7 +289,7 @@ class Processor:
 
     def add_ready(self, messages: list[pulsar.Message], size: int) -> None:
         """Add messages that need no wait, up to *size*, right after one that was `ready`."""
-        if not self._has_batches or self._settled_at_work:
+        if not self._has_batches or self._settled_at_work or self._outages:
             return
         waiting, begin = self.parts.incoming.waiting, self._in_flight.begin
         with contextlib.suppress(IndexError):  # no more, or another taker was faster

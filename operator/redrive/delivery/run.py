@@ -150,7 +150,7 @@ class Run:
         try:
             return self.handle(messages)
         except BaseException as error:  # noqa: BLE001 - whatever it is travels with the message
-            return self._failed(-1, messages, error)  # the number of no call
+            return self._failed(-1, messages, error)  # no call has this number
 
     def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
         """Settle each message by its outcome."""
@@ -181,10 +181,11 @@ class Run:
                 outcomes = handle(messages)
             except BaseException as error:  # noqa: BLE001 - raised again, or an outcome
                 outcomes = self._failed(number, messages, error)
-            if outcomes is _HANDLED and end(number):  # most: a call fewer for them
+            if outcomes is _HANDLED and len(messages) == 1 and end(number):  # most: fewer calls
                 acknowledge(messages[0])
             else:
                 self.finish(number, messages, outcomes)
+            del outcomes  # an error refers to this frame, and would keep its message in memory
             message = None if ready is None or calls >= most else ready()
             if message is None:
                 return calls
@@ -303,8 +304,7 @@ class HandlerForm:
             answer = handler(message)
         else:
             answer = handler(*self.arguments(messages))
-        # One that awaits nothing has done its work by now.
-        if isinstance(answer, Awaitable):
+        if isinstance(answer, Awaitable):  # one that awaits nothing has done its work by now
             answer = await answer
         if answer is None and not self.explicit:
             return _HANDLED if self.arguments is None else [None] * len(messages)

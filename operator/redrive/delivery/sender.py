@@ -141,7 +141,7 @@ def open_producer(
         producer = within(OPEN_SECONDS, make, late=leave)
     except TimeoutError as error:
         raise pulsar.Timeout from error
-    if not producer.topic():  # of a client that was shut down meanwhile; any other call crashes
+    if not producer.topic():  # empty, of a client that was shut down: `last_sequence_id` crashes
         raise pulsar.AlreadyClosed
     return producer
 

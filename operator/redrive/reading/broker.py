@@ -112,8 +112,8 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
 def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[ReadingClient]:
     """Open a client, and close it with its producers and readers.
 
-    The credentials default to those of the job. Closing raises no exception. In a process without
-    memory for a thread the client stays open.
+    The credentials default to those of the job. Closing raises no exception. If no thread can
+    start, the client stays open, because it would wait permanently for the one that closes it.
     """
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
     shown = shown or job_credentials()
@@ -121,16 +121,18 @@ def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterato
     try:
         yield client
     finally:
-        if _starts_threads():  # else it would wait permanently for one that closes it
+        if _starts_threads():
             with suppress(pulsar.PulsarException):  # a producer may still wait for receipts
                 client.close()
 
 
 def _starts_threads() -> bool:
+    thread = threading.Thread(target=int)
     try:
-        threading.Thread(target=int).start()
+        thread.start()
     except (MemoryError, RuntimeError):
         return False
+    thread.join()  # before another one needs its memory
     return True
 
 

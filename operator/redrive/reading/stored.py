@@ -443,7 +443,7 @@ def _decompressed(kind: int, content: bytes, size: int) -> bytes:
 def _fits(codec: pa.Codec, content: bytes, size: int) -> bool:
     """Return True if *content* is of so many bytes at most."""
     try:
-        # As bytes, which free their memory at once; a pool of Arrow keeps that of its buffers.
+        # As bytes: a pool of Arrow would keep the memory of a buffer.
         codec.decompress(content, max(0, size), asbytes=True)
     except OSError:
         return False

@@ -30,7 +30,7 @@ from redrive.reading.ranges import Range
 from redrive.reading.reader import transaction_open
 from redrive.reading.stored import ReadMessage
 from redrive.replay.evidence import LedgerKey, SignedRecord
-from redrive.replay.records import OWNER, PERMIT, Permit, Records, range_key
+from redrive.replay.records import OWNER, PERMIT, Permit, Records, header_key, range_key
 
 READ_MILLISECONDS = 30_000
 READABLE_SECONDS = 10.0
@@ -124,7 +124,7 @@ class Ledger:
     def write_all(self, records: Iterable[tuple[str, object]]) -> list[pulsar.MessageId]:
         """Write records in their order, without waiting for each; see `write`.
 
-        After an error, any of them may be stored.
+        Until it returns, one may be stored without those before it; after an error, any of them.
         """
         contents = ((key, _json(value)) for key, value in records)
         stored: list[pulsar.MessageId] = []
@@ -174,9 +174,10 @@ class Ledger:
             time.sleep(1)
 
     def _store_some(self, records: Sequence[tuple[str, bytes]]) -> list[pulsar.MessageId]:
-        """Store records together, and return the ids of the first ones: at least of one.
+        """Store records together, and return the ids of those before the first failure.
 
-        Others may be stored, and are repeated with a higher number, after those before them.
+        If the first one fails, it is stored alone. Those behind a failure may be stored too; the
+        caller writes them again, with higher numbers.
         """
         sent = [self._send(key, content) for key, content in records]
         stored: list[pulsar.MessageId] = []
@@ -187,7 +188,7 @@ class Ledger:
         return stored or [self._store(*records[0])]
 
     def _send(self, key: str, content: bytes) -> Future[pulsar.MessageId | None]:
-        """Send a record; the result is None if it may not be stored."""
+        """Send a record; the result is None if it is unknown whether it is stored."""
         receipt = Future[pulsar.MessageId | None]()
 
         def receive(result: pulsar.Result, stored: pulsar.MessageId) -> None:
@@ -221,7 +222,9 @@ class Ledger:
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
         if lost:
             logger.warning("ledger lost %d records, which are written again", len(lost))
-        self.write_all(lost)
+        headers = {header_key(uid) for uid in self.records.headers}
+        self.write_all(record for record in lost if record[0] not in headers)
+        self.write_all(record for record in lost if record[0] in headers)  # of complete plans
 
 
 class Lease:

@@ -306,6 +306,7 @@ def find_in_target(
                 stored.add(
                     source_range, proven_source(read_properties(message) or {}, target.topic, key)
                 )
+                del message  # before the next one is decompressed
             if not lost:
                 continue
             # Readers skip entries that are deleted meanwhile, without an error.

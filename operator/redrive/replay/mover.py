@@ -183,18 +183,18 @@ class RangeMover:
                 topic: self._sender(transport(), topic, sent_in, stack)
                 for topic in {route.target, *(place.topic for place in self._tails)}
             }
-            permit = self._check_lease()
             dead_letters = stack.enter_context(closing(self._dead_letters(self._to_read)))
             entries = self._movable(dead_letters)
             first = next(entries, None)
             version = first[0].schema_version if first else None
             entries = itertools.chain(iter([first] if first else []), entries)
             del first  # before the next one is decompressed
+            permit = self._check_lease()
             window = sending.Window(
                 senders[route.target],
                 self._outcome,
                 self._check_lease,
-                permit,
+                (permit, self._checked),
                 self._acknowledge,
                 self._task.range.first,
                 self._is_subscribed,
@@ -282,7 +282,7 @@ class RangeMover:
         Args:
             senders: senders of this attempt, by topic of earlier attempts.
             before: previous attempt.
-            version: version of the schema of the first entry to send, which most targets accept.
+            version: schema version of the first entry to send; most targets accept it.
 
         Raises:
             DrainedError: the run asks the task to end.
@@ -349,11 +349,9 @@ class RangeMover:
         Raises:
             DrainedError: the run asks the task to end.
         """
-        now = time.monotonic()
-        if now - self._checked >= sending.LEASE_CHECK_SECONDS:
-            self._checked = now
-            if self._check_lease().drain:
-                raise sending.DrainedError
+        is_due = time.monotonic() - self._checked >= sending.LEASE_CHECK_SECONDS
+        if is_due and self._check_lease().drain:
+            raise sending.DrainedError
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
         """Return True if no message of this lease, the only one in doubt, is in a partition."""
@@ -464,7 +462,7 @@ class RangeMover:
             self._consumer.acknowledge(message_id)
 
     def _check_lease(self) -> Permit:
-        lease = self._connections.lease
+        lease, self._checked = self._connections.lease, time.monotonic()
         broker.waited(lease.check)
         return lease.permit
 

@@ -414,7 +414,6 @@ class Records:
             if ledger not in ledgers and source_range not in own:
                 yield range_key(source_range)
         for other in {*self.plans, *self.headers} - {uid}:
-            # The header is removed first, because an incomplete plan with a header would be used.
             yield from [header_key(other)] if other in self.headers else []
             yield from (plan_key(other, source_range) for source_range in self.plans.get(other, {}))
 

@@ -282,8 +282,8 @@ STALL_SECONDS = 15.0
 ALONE_SECONDS = 15.0
 ALONE_ATTEMPTS = 2
 LEASE_CHECK_SECONDS = 0.5
-"""Interval of checks of the lease. A later lease holds the producers for longer when it searches.
-So a task that opens one afterwards checks before it sends."""
+"""Interval of checks of the lease. A later lease that searches holds the producers for longer. So a
+task that gets its producer only after that search checks the lease before it sends."""
 CONFIRM_SECONDS = 1.0
 """Interval of checks of the subscriptions of the target. Messages stored since the last check are
 acknowledged only after the next one."""
@@ -311,7 +311,7 @@ class Window:
         sender: sender of one attempt.
         outcome: outcome of the range, to which results are added.
         check_lease: function that checks the lease and returns the permit.
-        permit: permit of a check that was just made.
+        checked: permit of the last check, and the time at which that began.
         acknowledge: function that is called with a message of each completely stored entry.
         first: first entry of the range, from which offsets count.
         is_subscribed: function that returns True if the target retains messages.
@@ -328,7 +328,7 @@ class Window:
         sender: Sender,
         outcome: RangeOutcome,
         check_lease: Callable[[], Permit],
-        permit: Permit,
+        checked: tuple[Permit, float],
         acknowledge: Callable[[DeadLetterRow], None],
         first: int,
         is_subscribed: Callable[[], bool],
@@ -340,7 +340,7 @@ class Window:
         self._check_lease = check_lease
         self._acknowledge = acknowledge
         self._first = first
-        self._permit, self._checked = permit, time.monotonic()
+        self._permit, self._checked = checked
         self._pace = pace
         self._is_subscribed, self._is_acknowledged = is_subscribed, is_acknowledged
         self._confirmed = time.monotonic()

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import pulsar
 
-from redrive.admin.errors import refused_by_setting
+from redrive.admin.errors import AdminError, refused_by_setting
 from redrive.auth.files import job_credentials
 from redrive.messages import BYTES, LATEST, WriterSchemas
 from redrive.policy.naming import TopicName
@@ -120,6 +120,7 @@ class Transport(Protocol):
         Raises:
             SchemaError: the schema does not exist.
             NameTakenError: another client has used the name for `NAME_SECONDS`.
+            AdminError: a setting refuses each producer.
             RedriveError: the producer cannot be opened.
             StalledError: the producer cannot be opened by this transport.
         """
@@ -173,7 +174,12 @@ class ClientTransport:
                 broker.check_producer(self._client.service_url, topic)
                 raise NameTakenError from error
             except pulsar.Timeout:
-                broker.check_producer(self._client.service_url, topic)
+                try:
+                    broker.check_producer(self._client.service_url, topic)
+                except AdminError as error:
+                    # A limit may be reached by the producer that is still being opened.
+                    if error.reason != Reason.LIMIT_REACHED:
+                        raise
                 raise
 
         producer = broker.opened(f"open a producer on {topic}", "produce", create)
@@ -236,8 +242,14 @@ class ProtocolTransport:
         if schema is not None:
             owner, version = schema
             schema_ref = str(owner), None if version == LATEST else version
-        with _stalling():
+        try:
             producer = self._session.open(str(topic), name, schema_ref)
+        except ProtocolError as error:
+            by_setting = refused_by_setting(f"the broker refused a producer on {topic}", str(error))
+            # A limit may pass when other tasks close their producers.
+            if by_setting is not None and by_setting.reason != Reason.LIMIT_REACHED:
+                raise by_setting from error
+            raise _stalled(error) from error
 
         def send(
             outgoing: OutgoingDeadLetter, properties: dict[str, str], sequence_id: int
@@ -295,15 +307,7 @@ def _stalling() -> Iterator[None]:
 
 
 def _stalled(error: ProtocolError) -> StalledError:
-    """Return the error of a transport that stalls.
-
-    Raises:
-        AdminError: a setting refuses each producer. A limit may be reached only until producers of
-            other tasks are closed.
-    """
     by_setting = refused_by_setting("the broker refused a message", str(error))
-    if by_setting is not None and by_setting.reason != Reason.LIMIT_REACHED:
-        raise by_setting from error
     logger.warning("binary protocol failed: %s", by_setting or error)
     return StalledError(unloaded=error.unloaded)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import itertools
 import os
@@ -11,11 +12,12 @@ import signal
 import threading
 import time
 import types
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pulsar
@@ -92,6 +94,53 @@ class Desk:
     def count_late(self, _message: object) -> None:
         """Note a late success."""
         self.late += 1
+
+
+def test_failed_message_is_released_before_the_next() -> None:
+    class Message:
+        """Content that may be large."""
+
+    seen: list[weakref.ref[Message]] = []
+
+    def take() -> Sequence[Any]:
+        if len(seen) == 3:
+            raise ConsumerStoppedError("over", remedy="nothing")
+        message = Message()
+        assert [alive for alive in seen if alive() is not None] == []
+        seen.append(weakref.ref(message))
+        return [message]
+
+    def fail(_message: object) -> None:
+        raise ValueError
+
+    def ignore(*_: object) -> None:
+        """Settle nothing."""
+
+    gc.disable()
+    try:
+        handle = single_handler(fail, _attempt_of, explicit=False)
+        Run(take, handle, ignore, ignore, ignore, ignore, 1, LONG).until_stopped()
+    finally:
+        gc.enable()
+    assert len(seen) == 3
+
+
+def test_too_few_outcomes_of_a_middleware_end_the_run() -> None:
+    form, acknowledged = single_handler(lambda _: None, _attempt_of, explicit=False), list[Any]()
+    taken = iter([["a", "b"]])
+
+    def handle(messages: Sequence[Any]) -> Sequence[Outcome]:
+        return [form([message]) for message in messages][-1]
+
+    def ignore(*_: object) -> None:
+        """Do nothing."""
+
+    run = Run(
+        lambda: cast("Sequence[Any]", next(taken)), handle, acknowledged.append, ignore, ignore,
+        ignore, 1, LONG,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="zip"):
+        run.until_stopped()
 
 
 def test_single_worker_uses_the_calling_thread() -> None:

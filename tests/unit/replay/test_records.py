@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from redrive.api.replay import DeadLetterId
 from redrive.errors import RedriveError
+from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker
 from redrive.reading.broker import ReadingClient
@@ -32,6 +33,8 @@ from redrive.replay.audit import AuditFindings, TargetMessages, compare, moved_e
 from redrive.replay.evidence import CODE, NUMBER, LedgerKey, SignedRecord
 from redrive.replay.evidence import KEY as KEY_PROPERTY
 from redrive.replay.evidence import OWNER as OWNER_PROPERTY
+from redrive.replay.job import run as runs
+from redrive.replay.job.plan import Engine
 from redrive.replay.ledger import FencedError, Lease, Ledger
 from redrive.replay.ledger import read as read_ledger
 from redrive.replay.records import (
@@ -44,6 +47,7 @@ from redrive.replay.records import (
     Records,
     RefusedEntry,
 )
+from redrive.replay.spec import ReplayJob
 
 OF = Range(0, 7, 0, 9_999)
 ABOVE = Range(0, 7, 10_000, 19_999)
@@ -530,6 +534,20 @@ def test_records_after_a_failed_one_are_written_again(
     read = read_ledger(topic.as_client(), LEDGER, KEY)
     assert (read.ranges, read.skipped) == ({OF: RangeRecord(3), ABOVE: RangeRecord(1)}, 0)
     assert ledger.records.ranges == read.ranges
+
+
+def test_plan_replaces_more_plans_than_are_written_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger, planned = open_ledger(LedgerTopic(), "first"), RangePlan.of_unread(0b1)
+    pieces = [Range(-1, 7, at * 10, at * 10 + 9) for at in range(ledger_module.IN_FLIGHT + 3)]
+    ledger.write_all((records.plan_key(UID, piece), planned.to_json()) for piece in pieces)
+    monkeypatch.setattr(runs, "all_plans", lambda *_: [(OF, planned)])
+    monkeypatch.setattr(broker, "read_partitions", lambda *_: ())
+    policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+    job = ReplayJob("shop", "a", UID, policy, "pulsar://p", "http://p", None)
+    runs._plan(job, cast("Engine", None), ledger, [], None)  # noqa: SLF001 - the step in question
+    assert (ledger.records.plans[UID], list(ledger.records.headers)) == ({OF: planned}, [UID])
 
 
 def test_fenced_ledger_writes_none_of_several_records() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextlib import nullcontext as does_not_raise
@@ -88,13 +90,14 @@ def window_of(  # noqa: PLR0913, PLR0917  one each
     acknowledge: Callable[[DeadLetterRow], None] = lambda _: None,
     is_subscribed: Callable[[], bool] = lambda: True,
     is_acknowledged: Callable[[int], bool] = lambda _: False,
+    checked: float = -math.inf,
 ) -> Window:
     """Return a window of the first partition."""
     return Window(
         cast("Sender", sender),
         outcome,
         look,
-        look(),
+        (Permit(), checked),
         acknowledge,
         first=0,
         is_subscribed=is_subscribed,
@@ -118,6 +121,21 @@ def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPa
     window.drain()
     window.confirm()
     assert acknowledged == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("age", "checks"), [(0.0, 0), (2 * windows.LEASE_CHECK_SECONDS, 1)])
+def test_first_send_long_after_a_check_checks_the_lease(age: float, checks: int) -> None:
+    """The first message is read meanwhile, and another run may have taken over."""
+    looked, checked = list[Permit](), time.monotonic() - age
+
+    def look() -> Permit:
+        looked.append(Permit())
+        return looked[-1]
+
+    window = window_of(AtOnce(), RangeOutcome({}, "uid", proven=True), look, checked=checked)
+    window.send((0, 0), row_at(0), {})
+    window.send((1, 0), row_at(1), {})
+    assert len(looked) == checks
 
 
 @pytest.mark.parametrize("deleted", [0, 2, 4])

@@ -217,7 +217,7 @@ class Receiver(PolicyConsumer):
         """
         try:
             self._assembled.acknowledge(message)
-        except (AttributeError, TypeError):  # TypeError of a message id
+        except (AttributeError, TypeError):  # a message id raises TypeError
             check_message(message)
             raise
 
@@ -350,9 +350,9 @@ class RetryConsumer(Receiver):
             `CrashLog`.
         handle_again_when_unsent: have a message that could not be sent to its next topic handled
             again after 5 s, as its next attempt. By default only the send is tried again.
-        prefetch: at most so many messages of each topic wait in this consumer, and no other gets
-            them until it closes. Where handlers take long give twice the number of workers. Its
-            partitions share it, with at least four messages for each. A million at most.
+        prefetch: at most so many messages of each topic, up to a million, wait in this consumer,
+            and no other gets them until it closes. Where handlers take long give twice the number
+            of workers. Its partitions share it, with at least four messages for each.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
         middleware: of the program, around each message; see `redrive.middleware`.
 

@@ -137,7 +137,8 @@ permanently."""
 Ready = Callable[[], pulsar.Message | None]
 """Returns the next message if that needs no wait."""
 Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
-"""Handles messages: returns one outcome for each. An exception is the outcome of all."""
+"""Handles messages: returns one outcome for each, in a sequence that must not be changed. An
+exception is the outcome of all."""
 Acknowledge = Callable[[pulsar.Message], None]
 """Ends an attempt that succeeded."""
 Settle = Callable[[Settlement], pulsar.MessageId | None]

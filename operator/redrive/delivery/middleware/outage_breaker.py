@@ -253,7 +253,7 @@ class OutageGuard(Middleware):
             return self._circuit(message).outage
 
     def succeeded(self, message: pulsar.Message) -> None:
-        """Count the success of *message*, which is acknowledged."""
+        """Count the success of *message*, which is acknowledged now; other middleware may wait."""
         key = message_id_text(message) if self.open or self._unsent else ""
         with self._changing:
             self._unsent.pop(key, None)

@@ -71,7 +71,7 @@ LOOK_SECONDS = 0.5
 STILL_SECONDS = 30.0
 """Time without progress after which replayed dead letters of a key no longer wait."""
 _MAX_WAITING = 10_000
-"""Highest number of waits that are remembered: more than messages wait in a consumer."""
+"""Highest number of waits that are remembered. Fewer messages wait, see `scheduling.MAX_HELD`."""
 
 _log = log_of(__name__)
 
@@ -98,9 +98,10 @@ class Sequencing(Middleware):
         self._attempts = attempts
         self._policy = policy
         self._follow = follow
-        # By key, and number of replays, of waiting dead letters: the first of the key, since when
-        # it is, and the last poll. One wait is for all, which come one after the other.
+        # Waits by key and number of replays: the first dead letter of the key, since when it is the
+        # first, and the last poll. All messages with this key and number share a wait.
         self._waiting: dict[tuple[str, int], tuple[Entry | None, float, float]] = {}
+        self._changing = threading.Lock()
         # By id of handled messages whose record could not be removed.
         self._ended: dict[str, Settlement] = {}
         self._settle: Settle
@@ -185,12 +186,14 @@ class Sequencing(Middleware):
         if own is None or replays <= own.replays:
             return False
         first, now = self._records.sequences.first(key), self._clock.monotonic()
-        before, since, polled = self._waiting.pop((key, replays), (None, now, now))
-        if before != first or now - polled > STILL_SECONDS:  # or of an earlier replay
-            since = now
-        self._waiting[key, replays] = first, since, now
-        if len(self._waiting) > _MAX_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+        with self._changing:
+            before, since, polled = self._waiting.pop((key, replays), (None, now, now))
+            # One that was over at its last poll, long ago, was of an earlier replay.
+            if before != first or polled - since >= STILL_SECONDS < now - polled:
+                since = now
+            self._waiting[key, replays] = first, since, now
+            if len(self._waiting) > _MAX_WAITING:
+                del self._waiting[next(iter(self._waiting))]
         return now - since < STILL_SECONDS
 
     def _record(self, key: str, message: pulsar.Message) -> None:
@@ -205,8 +208,8 @@ class Sequencing(Middleware):
             # Without the record, consumers would handle later messages of the key.
             raise NotSentError(
                 "a message cannot be dead-lettered, because its record is not readable: a "
-                f"transaction is open in {self._policy().sequences_topic}",
-                remedy="commit or abort it, or wait for its time-out",
+                f"transaction may be open in {self._policy().sequences_topic}",
+                remedy="commit or abort it, or wait for its time-out; the send is repeated",
                 reason="TransactionOpen",
             )
 

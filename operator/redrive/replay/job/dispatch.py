@@ -449,7 +449,7 @@ class Dispatch:
         tails: Mapping[TargetPartition, Tail],
         lease: pulsar.MessageId,
     ) -> RangeTask:
-        """Return the task of a range, with its tails before the *lease*, whose record this is."""
+        """Return the task of a range; *tails* are those before the *lease*, a record's id."""
         leased = self._ledger.records.range(source_range)
         is_first = source_range not in self._leased
         self._leased.add(source_range)
@@ -519,12 +519,10 @@ class Dispatch:
         The plans are written first, because acknowledged entries that the task has read may not be
         readable again.
         """
-        plans, records = list[tuple[str, object]](), list[tuple[str, object]]()
-        for task, result in results:
-            plan, record = self._settled(task, result)
-            plans.append((plan_key(self._job.uid, task.range), plan.to_json()))
-            records.append((range_key(task.range), record.to_json()))
-        self._ledger.write_all([*plans, *records])
+        uid = self._job.uid
+        settled = [(task.range, *self._settled(task, result)) for task, result in results]
+        self._ledger.write_all((plan_key(uid, piece), plan.to_json()) for piece, plan, _ in settled)
+        self._ledger.write_all((range_key(piece), record.to_json()) for piece, _, record in settled)
         self._poll_due = time.monotonic() + POLL_SECONDS
         # The first of the ranges that are left is leased first again.
         for task, result in reversed(results):

@@ -214,7 +214,11 @@ def _check_producers(job: ReplayJob) -> None:
 
 def _forget(job: ReplayJob, ledger: Ledger, backlog: Sequence[Partition]) -> None:
     held = [(partition.index, held) for partition in backlog for held in partition.held]
-    ledger.write_all((key, None) for key in list(ledger.records.outdated(job.uid, held)))
+    outdated = list(ledger.records.outdated(job.uid, held))
+    headers = {header_key(uid) for uid in ledger.records.headers}
+    # An incomplete plan with a header would be used.
+    ledger.write_all((key, None) for key in outdated if key in headers)
+    ledger.write_all((key, None) for key in outdated if key not in headers)
 
 
 def _plan(
@@ -226,7 +230,7 @@ def _plan(
 ) -> None:
     """Write the plan of the run into the ledger. The header marks it as complete."""
     # The backlog has changed since an interrupted run wrote a part of its plan.
-    former = ledger.records.plans.get(job.uid, {})
+    former = list(ledger.records.plans.get(job.uid, {}))
     ledger.write_all((plan_key(job.uid, source_range), None) for source_range in former)
     plans: Iterable[tuple[Range, RangePlan]]
     if review is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import cast
 
@@ -86,6 +87,29 @@ def test_dead_letters_behind_one_that_fails_wait_once() -> None:
     bad = []
     consumer.run(fail)
     assert (consumer.dead_letters, consumer.dead_keys) == ([], 0)
+
+
+def test_wait_of_dead_letters_ends_beside_slow_handlers() -> None:
+    """Waiting messages are polled only when a worker takes the next message."""
+    consumer, slow = InMemoryConsumer(POLICY), timedelta(seconds=STILL_SECONDS + 10)
+
+    def fail(_message: object) -> None:
+        raise ConnectionError
+
+    def handle(_message: object) -> None:
+        consumer.broker.clock.advance(slow)
+        if len(returned) < 9:
+            returned.append(len(consumer.dead_letters))
+            consumer.send(b"other", partition_key="b")
+
+    for content in (b"1", b"2", b"3"):
+        consumer.send(content, partition_key="a")
+    consumer.run(fail)
+    replay(consumer, b"2", b"3")
+    returned: list[int] = []
+    consumer.send(b"other", partition_key="b")
+    consumer.run(handle)
+    assert returned.index(3) <= 3
 
 
 def test_full_sequences_take_only_recorded_dead_letters(
