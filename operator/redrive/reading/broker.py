@@ -306,8 +306,9 @@ def read_partitions(
     async def read(admin: Admin) -> tuple[Partition, ...]:
         taken = []
         for index in range(await admin.partitions(topic)) or [UNPARTITIONED]:
-            stats = await admin.internal_stats(partition_of(topic, index))
-            taken.append(Partition.from_stats(index, stats, subscription))
+            partition = partition_of(topic, index)
+            stats = await admin.internal_stats(partition)
+            taken.append(Partition.from_stats(index, stats, subscription, partition))
         return tuple(taken)
 
     return _asked(admin_url, read, shown)
@@ -321,8 +322,9 @@ def read_partition(
     Raises:
         RedriveError: as for `read_partitions`.
     """
-    stats = _asked(admin_url, lambda admin: admin.internal_stats(partition_of(topic, index)))
-    return Partition.from_stats(index, stats, subscription)
+    partition = partition_of(topic, index)
+    stats = _asked(admin_url, lambda admin: admin.internal_stats(partition))
+    return Partition.from_stats(index, stats, subscription, partition)
 
 
 def read_through(

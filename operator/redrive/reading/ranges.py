@@ -261,11 +261,13 @@ class Partition:
         return [Span(*bounds) for bounds in begins if bounds[1] <= bounds[2]]
 
     @classmethod
-    def from_stats(cls, index: int, stats: Mapping[str, Any], subscription: str) -> Partition:
+    def from_stats(
+        cls, index: int, stats: Mapping[str, Any], subscription: str, topic: object = "the topic"
+    ) -> Partition:
         """Read a broker's `internalStats`; no *subscription* is the empty string.
 
         Raises:
-            RedriveError: the topic has no such subscription.
+            RedriveError: *topic*, named for the error, has no such subscription.
         """
         # The list does not contain the number of entries of the current ledger.
         last = EntryId.parse(stats["lastConfirmedEntry"])
@@ -288,7 +290,7 @@ class Partition:
         cursor = stats["cursors"].get(cursor_name(subscription))
         if cursor is None:
             raise RedriveError(
-                f"the topic has no subscription {subscription}",
+                f"{topic} has no subscription {subscription}",
                 got=sorted(map(unquote_plus, stats["cursors"])),
                 remedy="wait until the RetryPolicy is Ready again: the operator creates it",
                 reason=SUBSCRIPTION_MISSING,

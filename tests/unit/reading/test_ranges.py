@@ -250,8 +250,8 @@ def test_each_subscription_is_read_in_its_own_place(name: str, others: list[str]
 
 
 def test_topic_without_subscription_is_refused() -> None:
-    with raises("SubscriptionMissing", match="has no subscription redrive; got"):
-        Partition.from_stats(0, stats("3:4", {3: 0}, {"other": cursor("3:1")}), "redrive")
+    with raises("SubscriptionMissing", match="^orders has no subscription redrive; got"):
+        Partition.from_stats(0, stats("3:4", {3: 0}, {"other": cursor("3:1")}), "redrive", "orders")
 
 
 positions = st.builds(
