@@ -535,6 +535,8 @@ def _own(function: Callable[..., object]) -> Callable[..., object]:
             function.__closure__,
         )  # fmt: skip
         plain.__kwdefaults__ = function.__kwdefaults__
+        with contextlib.suppress(NameError):  # from Python 3.14 on, of types that are not imported
+            plain.__annotations__ = function.__annotations__
         is_variadic = bool(function.__code__.co_flags & inspect.CO_VARARGS)
         return function if is_variadic and not hasattr(function, "__wrapped__") else plain
     # A proxy, such as those of wrapt, has the class and the signature of what it wraps.
@@ -569,8 +571,6 @@ def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
 
 def _run(answer: _Answer) -> _Answer:
     """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
-    if answer is None:
-        return answer
     # By its method: to import concurrent.futures is slow.
     is_future = hasattr(type(answer), "add_done_callback")
     if not is_future and not isinstance(answer, _UNRUN):

@@ -549,6 +549,17 @@ def test_decorator_that_injects_an_argument_is_called(form: Any, handler: Any) -
         assert results == [("database", "m")]
 
 
+def test_decorated_function_gets_the_attempt_by_its_type() -> None:
+    results: list[object] = []
+
+    @passing
+    def handle(message: object, number: Attempt) -> None:
+        results.append((message, number))
+
+    assert [*one(handle, explicit=False)(["m"])] == [None]
+    assert results == [("m", Attempt(2, "of m"))]
+
+
 @pytest.mark.parametrize(
     "handler",
     [
