@@ -411,6 +411,15 @@ def test_misspelt_value_is_refused(values: dict[str, Any], message: str) -> None
         render(values)
 
 
+def test_severity_of_one_alert_has_priority_over_alert_labels() -> None:
+    alerts = {"RedriveRetryStorm": {"severity": "info"}}
+    values = {"enabled": True, "alertLabels": {"severity": "page"}, "alerts": alerts}
+    groups = the("PrometheusRule", render({"prometheusRule": values}))["spec"]["groups"]
+    rules = {rule["alert"]: rule["labels"]["severity"] for g in groups for rule in g["rules"]}
+    assert rules.pop("RedriveRetryStorm") == "info"
+    assert set(rules.values()) == {"page"}
+
+
 def test_packaged_chart_has_license_readme_and_kinds(tmp_path: Path) -> None:
     chart.helm("package", str(chart.CHART), f"--destination={tmp_path}")
     with tarfile.open(tmp_path / f"redrive-{__version__}.tgz") as archive:
