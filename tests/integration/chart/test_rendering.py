@@ -411,6 +411,27 @@ def test_misspelt_value_is_refused(values: dict[str, Any], message: str) -> None
         render(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"extraEnv": [{"name": "POD_NAME"}]}, "extraEnv: .* got POD_NAME; use another name"),
+        ({"extraEnv": [{"name": "A"}, {"name": "A"}]}, "extraEnv: .* got A; use another name"),
+        ({"extraVolumes": [{"name": "job-templates"}]}, "extraVolumes: .* got job-templates; use"),
+        ({"extraVolumes": [{"name": "credentials"}]}, "extraVolumes: .* got credentials; use"),
+    ],
+)
+def test_value_that_would_change_or_break_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SandboxError, match=message):
+        render(values)
+
+
+def test_release_named_by_digits_needs_a_name_of_its_service() -> None:
+    with pytest.raises(SandboxError, match="got 2024-redrive; set fullnameOverride, or service"):
+        render({}, release="2024")
+    for values in ({"fullnameOverride": "pay"}, {"service": {"enabled": False}}):
+        assert the("Deployment", render(values, release="2024"))
+
+
 def test_severity_of_one_alert_has_priority_over_alert_labels() -> None:
     alerts = {"RedriveRetryStorm": {"severity": "info"}}
     values = {"enabled": True, "alertLabels": {"severity": "page"}, "alerts": alerts}
