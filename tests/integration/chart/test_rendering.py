@@ -411,9 +411,36 @@ def test_misspelt_value_is_refused(values: dict[str, Any], message: str) -> None
         render(values)
 
 
+LONG = "a" * 64
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"replay": {"application": "local:///a #b"}}, "'/replay/application': .* not match"),
+        ({"replay": {"application": "local:///"}}, "'/replay/application': .* not match"),
+        ({"revisionHistoryLimit": 1e30}, "'/revisionHistoryLimit': maximum: got"),
+        ({"terminationGracePeriodSeconds": 2**31}, "'/terminationGracePeriodSeconds': maximum"),
+        ({"livenessProbe": {"periodSeconds": 1e30}}, "'/livenessProbe/periodSeconds': maximum"),
+        ({"podSecurityContext": {"runAsUser": 2**53 + 1}}, "'/podSecurityContext/runAsUser': max"),
+        ({"securityContext": {"runAsGroup": -1}}, "'/securityContext/runAsGroup': minimum"),
+        ({"resources": {"requests": {"memory": 2**53 + 1}}}, "'/resources/requests/memory': max"),
+        ({"resources": {"limits": {"memory": "1 gb"}}}, "'/resources/limits/memory': '1 gb'"),
+        ({"resources": {"limits": {"cpu": True}}}, "'/resources/limits/cpu': got boolean"),
+        ({"prometheusRule": {"runbookURL": 'https://a/"'}}, "'/prometheusRule/runbookURL': .* not"),
+        ({"prometheusRule": {"alertLabels": {"a-b": "c"}}}, "invalid propertyName 'a-b'"),
+        ({"credentials": {"volume": {"name": "a"}}}, "invalid propertyName 'name'"),
+        ({"image": {"repository": "Redrive"}}, "'/image/repository': 'Redrive' does not match"),
+        ({"image": {"repository": "a//b"}}, "'/image/repository': 'a//b' does not match"),
+        ({"endpoint": {"address": "1"}}, "'/endpoint/address': '1' does not match"),
+        ({"imagePullSecrets": [{"name": "a "}]}, "'/imagePullSecrets/0/name': 'a ' does not"),
+        ({"serviceAccount": {"name": "a..b"}}, r"'/serviceAccount/name': 'a\.\.b' does not match"),
+        ({"podLabels": {"a": "b c"}}, "'/podLabels/a': 'b c' does not match"),
+        ({"commonLabels": {"a": LONG}}, "'/commonLabels/a': maxLength: got 64, want 63"),
+        ({"dashboard": {"labels": {"a b": "c"}}}, "invalid propertyName 'a b'"),
+        ({"commonLabels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}, "invalid prop"),
+        ({"nodeSelector": {"a": "b:c"}}, "'/nodeSelector/a': 'b:c' does not match"),
+        ({"podAnnotations": {"a/b/c": "d"}}, "invalid propertyName 'a/b/c'"),
         ({"extraEnv": [{"name": "POD_NAME"}]}, "extraEnv: .* got POD_NAME; use another name"),
         ({"extraEnv": [{"name": "A"}, {"name": "A"}]}, "extraEnv: .* got A; use another name"),
         ({"extraVolumes": [{"name": "job-templates"}]}, "extraVolumes: .* got job-templates; use"),
@@ -430,6 +457,37 @@ def test_release_named_by_digits_needs_a_name_of_its_service() -> None:
         render({}, release="2024")
     for values in ({"fullnameOverride": "pay"}, {"service": {"enabled": False}}):
         assert the("Deployment", render(values, release="2024"))
+
+
+@pytest.mark.parametrize("application", ["local:///a:", "local:///a#b", "local:///{{a}}'\""])
+def test_path_of_the_job_stays_one_argument(application: str) -> None:
+    deployment = the("Deployment", render({"replay": {"application": application}}))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"--replay-application={application}" in container["args"]
+
+
+def test_odd_but_valid_values_arrive_unchanged() -> None:
+    quantities = ["1", "100m", ".5", "1.", "+1", "1E", "128974848", "1.5Gi", "5k", 0.1, 1e3]
+    limits = {f"a.test/{number}": quantity for number, quantity in enumerate(quantities)}
+    labels = {"a": "", "b.test/C_d": "1_000", "e": "yes", "f": "A" * 63}
+    values = {
+        "resources": {"requests": limits},
+        "nodeSelector": labels,
+        "image": {"registry": "", "repository": "team/re_drive--x/a.b", "tag": "1"},
+        "extraEnv": [{"name": "A b"}, {"name": "POD"}],
+        "imagePullSecrets": [{"name": "a.b-c"}],
+        "endpoint": {"address": "[::1]"},
+        "podSecurityContext": {"runAsUser": 2**31 - 1},
+    }
+    pod = the("Deployment", render(values))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["requests"] == {"cpu": "100m", "memory": "128Mi", **limits}
+    assert pod["nodeSelector"] == labels
+    assert container["image"] == "team/re_drive--x/a.b:1"
+    assert container["env"][1:] == values["extraEnv"]
+    assert pod["imagePullSecrets"] == values["imagePullSecrets"]
+    assert "--listen=[::1]:8080" in container["args"]
+    assert pod["securityContext"]["runAsUser"] == 2**31 - 1
 
 
 def test_severity_of_one_alert_has_priority_over_alert_labels() -> None:
