@@ -3,7 +3,7 @@
 {{- $release := .Release.Name | replace "." "-" }}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
 {{- else if contains $name $release }}{{ $release | trunc 53 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" $release $name | trunc 53 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" $release $name | trunc 53 | trimAll "-" }}
 {{- end }}
 {{- end }}
 

@@ -452,6 +452,11 @@ def test_value_that_would_change_or_break_is_refused(values: dict[str, Any], mes
         render(values)
 
 
+def test_name_cut_at_dashes_ends_with_no_dash() -> None:
+    rendered = render({"nameOverride": "a--b"}, release="z" * 49)
+    assert the("Deployment", rendered)["metadata"]["name"] == f"{'z' * 49}-a"
+
+
 def test_release_named_by_digits_needs_a_name_of_its_service() -> None:
     with pytest.raises(SandboxError, match="got 2024-redrive; set fullnameOverride, or service"):
         render({}, release="2024")
