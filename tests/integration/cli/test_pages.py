@@ -299,7 +299,7 @@ def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
     if not selects:
         broken = {"cause": "JSONDecodeError", "fingerprint": "02aa7144d0e31b6c", "messages": 20}
         causes.append({**broken, "replayed": 6, **times})
-    refused = [{"cause": "TooBig", "messages": 2}]
+    refused = [{"cause": "Encrypted", "messages": 2}]
     run: dict[str, Any] = {
         "counts": counts,
         "preview": {"causes": causes, "refused": refused, "estimatedSeconds": 4},
