@@ -1,10 +1,8 @@
 {{- define "redrive.name" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
 {{- $release := .Release.Name | replace "." "-" }}
-{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
-{{- else if contains $name $release }}{{ $release | trunc 53 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" $release $name | trunc 53 | trimAll "-" }}
-{{- end }}
+{{- $own := ternary $release (printf "%s-%s" $release $name) (contains $name $release) }}
+{{- default $own .Values.fullnameOverride | trunc 53 | trimAll "-" }}
 {{- end }}
 
 {{- /*
