@@ -30,7 +30,7 @@ from redrive.reading.ranges import Range
 from redrive.reading.reader import transaction_open
 from redrive.reading.stored import ReadMessage
 from redrive.replay.evidence import LedgerKey, SignedRecord
-from redrive.replay.records import OWNER, PERMIT, Permit, Records, header_key, range_key
+from redrive.replay.records import OWNER, PERMIT, Permit, Records, range_key
 
 READ_MILLISECONDS = 30_000
 READABLE_SECONDS = 10.0
@@ -222,9 +222,9 @@ class Ledger:
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
         if lost:
             logger.warning("ledger lost %d records, which are written again", len(lost))
-        headers = {header_key(uid) for uid in self.records.headers}
+        headers = self.records.header_keys
         self.write_all(record for record in lost if record[0] not in headers)
-        self.write_all(record for record in lost if record[0] in headers)  # of complete plans
+        self.write_all(record for record in lost if record[0] in headers)  # after their plans
 
 
 class Lease:

@@ -399,6 +399,11 @@ class Records:
         """Return the record of a range; an empty one without a record."""
         return self.ranges.get(source_range, RangeRecord())
 
+    @property
+    def header_keys(self) -> frozenset[str]:
+        """Return the keys of all headers. An incomplete plan with a header would be used."""
+        return frozenset(map(header_key, self.headers))
+
     def outdated(self, uid: str, held: Iterable[tuple[int, int]]) -> Iterator[str]:
         """Yield the keys of records that the run of Replay *uid* does not need.
 

@@ -12,8 +12,8 @@ import functools
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import pulsar
@@ -276,12 +276,15 @@ class ProtocolTransport:
 
     def receive(self, seconds: float) -> Sequence[Receipt]:
         """Return receipts, see `Transport`."""
-        with _stalling():
-            return [
-                Receipt(outgoing, pulsar.Result.Ok, entry.stored)
-                for entry in self._session.receive(seconds)
-                for outgoing in entry.tags
-            ]
+        try:
+            entries = self._session.receive(seconds)
+        except ProtocolError as error:
+            raise _stalled(error) from error
+        return [
+            Receipt(outgoing, pulsar.Result.Ok, entry.stored)
+            for entry in entries
+            for outgoing in entry.tags
+        ]
 
     @property
     def is_idle(self) -> bool:
@@ -296,14 +299,6 @@ class ProtocolTransport:
     def end(self) -> None:
         """Close all connections."""
         self._session.close()
-
-
-@contextmanager
-def _stalling() -> Iterator[None]:
-    try:
-        yield
-    except ProtocolError as error:
-        raise _stalled(error) from error
 
 
 def _stalled(error: ProtocolError) -> StalledError:

@@ -28,7 +28,7 @@ from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_se
 from redrive.delivery.fetcher import ConsumerStoppedError, check_open
 from redrive.delivery.forking import stopping_at_sigterm
 from redrive.delivery.middleware.chain import Outcome
-from redrive.delivery.run import HandlerForm, PassThrough, Run, fails_message, out_of_time
+from redrive.delivery.run import HandlerForm, PassThrough, Run, out_of_time
 from redrive.errors import PROCESS_ERRORS
 from redrive.policy.values import to_limit
 from redrive.policy.verdict import HandlerCancelledError, is_a
@@ -357,10 +357,7 @@ class LoopRun(Run):
         is_late = number in self._out_of_time
         self._out_of_time.discard(number)
         failure = self.bridge.failure(error, self.timeout if is_late else None)
-        if not fails_message(failure):
-            self.at_work.end(number)  # the messages stay unacknowledged
-            raise failure
-        return [failure] * len(messages)
+        return super()._failed(number, messages, failure)
 
     def _settle_in_thread(
         self, number: int, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]

@@ -215,9 +215,8 @@ def _check_producers(job: ReplayJob) -> None:
 def _forget(job: ReplayJob, ledger: Ledger, backlog: Sequence[Partition]) -> None:
     held = [(partition.index, held) for partition in backlog for held in partition.held]
     outdated = list(ledger.records.outdated(job.uid, held))
-    headers = {header_key(uid) for uid in ledger.records.headers}
-    # An incomplete plan with a header would be used.
-    ledger.write_all((key, None) for key in outdated if key in headers)
+    headers = ledger.records.header_keys
+    ledger.write_all((key, None) for key in outdated if key in headers)  # before their plans
     ledger.write_all((key, None) for key in outdated if key not in headers)
 
 
