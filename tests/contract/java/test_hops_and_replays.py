@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 from py4j.java_gateway import JavaObject
 
@@ -28,6 +29,7 @@ from tests.support.engines import Local
 from tests.support.java import JavaClient
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.topics import enforce_schemas
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("java")
 
@@ -203,6 +205,15 @@ def unsent(provisioned: ProvisionedPolicy) -> set[str]:
     return {event.reason for event in events if event.event == Name.UNSENT}
 
 
+def refuses_plain_producers(provisioned: ProvisionedPolicy, topic: TopicName) -> bool:
+    """Return True if *topic* refuses a producer without a schema."""
+    try:
+        provisioned.client(SUPERUSER).create_producer(str(topic)).close()
+    except pulsar.IncompatibleSchema:
+        return True
+    return False
+
+
 def not_copied(provisioned: ProvisionedPolicy) -> str:
     """Fail a message that can't be copied; return the reason that its dead letter records."""
     consumer = provisioned.consumer()
@@ -250,6 +261,8 @@ def test_schema_enforcing_namespace_keeps_primitive_schemas(
     for topic in (provisioned.policy.topic, provisioned.policy.retry_topic):
         give_schema(provisioned, topic, "INT32", ())
     client.send(str(provisioned.policy.topic), *typed(client, "INT32"))
+    # A topic that is loaded learns later of a change of its namespace.
+    wait_until(lambda: refuses_plain_producers(provisioned, provisioned.policy.retry_topic))
     assert unsent(provisioned) == {"NotSent"}
 
 
