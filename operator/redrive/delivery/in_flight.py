@@ -118,6 +118,19 @@ class InFlightMessages:
         if copy is not None:
             self._acknowledge(copy)
 
+    def end_all(self, messages: Sequence[pulsar.Message]) -> None:
+        """Note that each of *messages* is settled as handled; see `end`."""
+        new, now = self._new, self._settled.clock.monotonic()
+        for message in messages:
+            if new.pop(id(message), None) is None:
+                self.end(message)
+                continue
+            burst: Burst = message.redrive
+            burst.settled.append((now, message))
+            if len(burst.settled) == burst.size or not burst.open:
+                with self._changing:
+                    self._close(burst)
+
     def let_go(self, message: pulsar.Message) -> None:
         """Forget *message*, so that its redelivery by the broker is handled."""
         self._new.pop(id(message), None)

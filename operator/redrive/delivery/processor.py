@@ -362,6 +362,33 @@ class Processor:
         if guard is not None and guard.limits is not None and not moved:
             guard.succeeded(message)
 
+    def acknowledge_all(self, messages: Sequence[pulsar.Message]) -> None:
+        """Settle each of *messages* as `acknowledge` does, with fewer calls."""
+        if self.acknowledge != self._acknowledge:
+            for message in messages:
+                self.acknowledge(message)
+            return
+        if self.owner.is_parent:
+            self.owner.check()
+        acknowledged = []
+        try:
+            for message in messages:
+                if self.closed:
+                    return
+                burst: Burst | None = getattr(message, "redrive", None)
+                topic = message.topic_name() if burst is None else burst.topic
+                self._subscriptions[topic].acknowledge(message)
+                acknowledged.append(message)
+        finally:
+            self._in_flight.end_all(acknowledged)
+            attempts, guard = self.decisions.attempts, self._guard
+            if attempts.failed_here or attempts.times_given_back:
+                for message in acknowledged:
+                    attempts.forget(message)
+            if guard is not None and guard.limits is not None:
+                for message in acknowledged:
+                    guard.succeeded(message)
+
     def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
 

@@ -64,6 +64,7 @@ class Run:
         stop: stops the consumer, so that `take` ends every worker.
         at_work: the calls of all runs of a consumer.
         ready: returns a message that can be taken without waiting; None if none ever can.
+        acknowledge_all: settles a batch that was handled; None to settle each message alone.
     """
 
     take: Callable[[], Sequence[pulsar.Message]]
@@ -76,6 +77,7 @@ class Run:
     timeout: timedelta
     at_work: AtWork = field(default_factory=AtWork)
     ready: Ready | None = None
+    acknowledge_all: Callable[[Sequence[pulsar.Message]], None] | None = None
     # By worker: the number of its last call that was out of time.
     _late: dict[int, int] = field(default_factory=dict)
     _broken: list[BaseException] = field(default_factory=list)
@@ -154,6 +156,10 @@ class Run:
 
     def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
         """Settle each message by its outcome."""
+        are_handled = len(outcomes) == len(messages) and all(o is None for o in outcomes)
+        if are_handled and self.acknowledge_all is not None:
+            self.acknowledge_all(messages)
+            return
         for message, outcome in zip(messages, outcomes, strict=True):
             if outcome is None:
                 self.acknowledge(message)
@@ -299,11 +305,7 @@ class HandlerForm:
     async def awaited(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
         """Await the handler behind a `PassThrough`."""
         handler = self.handler.handler if isinstance(self.handler, PassThrough) else self.handler
-        if self.arguments is None:
-            (message,) = messages
-            answer = handler(message)
-        else:
-            answer = handler(*self.arguments(messages))
+        answer = handler(*(messages if self.arguments is None else self.arguments(messages)))
         if isinstance(answer, Awaitable):  # one that awaits nothing has done its work by now
             answer = await answer
         if answer is None and not self.explicit:
@@ -326,8 +328,7 @@ def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -
     _check_takes(handler, 1 + takes_attempt, "a message, and the attempt if it wants to")
 
     def with_attempt(messages: Sequence[pulsar.Message]) -> Sequence[object]:
-        (message,) = messages
-        return message, attempt_of(message)
+        return messages[0], attempt_of(messages[0])
 
     def outcomes(_count: int, answer: object) -> Sequence[Outcome]:
         return [_not_done(answer)] if explicit and not isinstance(answer, Done) else _HANDLED
@@ -572,8 +573,7 @@ def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
 def _run(answer: _Answer) -> _Answer:
     """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
     # By its method: to import concurrent.futures is slow.
-    is_future = hasattr(type(answer), "add_done_callback")
-    if not is_future and not isinstance(answer, _UNRUN):
+    if not hasattr(type(answer), "add_done_callback") and not isinstance(answer, _UNRUN):
         return answer
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns of the error below

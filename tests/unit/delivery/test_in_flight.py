@@ -57,6 +57,7 @@ class World:
         self.acknowledged: list[pulsar.Message] = []
         self.settled = Settled(self.incoming, self.clock, behind)  # type: ignore[arg-type]
         self.holds: list[bool] = []
+        self.together = False
         self.in_hand = InFlightMessages(
             self.settled, self.acknowledged.append, self.holds.append,
             max_bytes=max_bytes,
@@ -240,13 +241,18 @@ def copies_of(messages: Sequence[InMemoryMessage]) -> list[InMemoryMessage]:
     return [InMemoryMessage(one.topic, one.id, b"", START) for one in messages]
 
 
-@pytest.fixture
-def bursty() -> World:
-    """A world whose bursts may be open."""
-    return World(behind=0, max_bytes=MAX_IN_FLIGHT_BYTES)
+@pytest.fixture(params=["alone", "together"])
+def bursty(request: pytest.FixtureRequest) -> World:
+    """A world whose bursts may be open, and whose messages are settled alone or together."""
+    world = World(behind=0, max_bytes=MAX_IN_FLIGHT_BYTES)
+    world.together = request.param == "together"
+    return world
 
 
 def settle(world: World, messages: Sequence[InMemoryMessage]) -> None:
+    if world.together:
+        world.in_hand.end_all(messages)
+        return
     for message in messages:
         world.in_hand.end(message)
 

@@ -31,7 +31,7 @@ from redrive.delivery.reporting import Name
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing.broker import InMemoryBroker
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
     InMemoryConsumer,
@@ -190,6 +190,42 @@ async def test_batch_answer_of_any_class_fails_its_message() -> None:
 
     await consumer.run_batches(handle)
     assert causes(consumer) == {b"bad": "CancelledError"}
+
+
+def test_error_that_equals_none_fails_its_batch_message() -> None:
+    class EqualError(Exception):
+        def __eq__(self, _other: object) -> bool:
+            return True
+
+        __hash__ = Exception.__hash__
+
+    consumer = InMemoryConsumer(POLICY)
+    for content in (b"good", b"bad"):
+        consumer.send(content)
+    consumer.run_batches(
+        lambda messages: [EqualError() if m.data() == b"bad" else None for m in messages]
+    )
+    assert causes(consumer) == {b"bad": "EqualError"}
+
+
+def test_batch_that_is_half_acknowledged_is_half_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = InMemoryConsumer(POLICY)
+    contents = [b"%d" % number for number in range(4)]
+    for content in contents:
+        consumer.send(content)
+    acknowledge = consumer.broker.acknowledge
+
+    def close_at_third(message: InMemoryMessage) -> None:
+        if message.data() == contents[2]:
+            raise pulsar.AlreadyClosed
+        acknowledge(message)
+
+    taken: list[pulsar.Message] = []
+    monkeypatch.setattr(consumer.broker, "acknowledge", close_at_third)
+    with pytest.raises(pulsar.AlreadyClosed):
+        consumer.run_batches(taken.extend)
+    assert [message.data() for message in consumer.broker.unsettled()] == contents[2:]
+    assert consumer.in_flight == 2
 
 
 class Panics(Middleware):

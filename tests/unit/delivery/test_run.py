@@ -137,10 +137,11 @@ def test_too_few_outcomes_of_a_middleware_end_the_run() -> None:
 
     run = Run(
         lambda: cast("Sequence[Any]", next(taken)), handle, acknowledged.append, ignore, ignore,
-        ignore, 1, LONG,
+        ignore, 1, LONG, acknowledge_all=acknowledged.extend,
     )  # fmt: skip
     with pytest.raises(ValueError, match="zip"):
         run.until_stopped()
+    assert acknowledged == ["a"]
 
 
 def test_single_worker_uses_the_calling_thread() -> None:

@@ -531,7 +531,7 @@ class RetryConsumer(Receiver):
             compose([m.handle for m in middleware], called),
             processor.acknowledge, fail, processor.late, self.stop, workers,
             to_limit(timeout, "a handler's time-out"), processor.one_attempt.at_work,
-            ready if max_rate is None else None,
+            ready if max_rate is None else None, processor.acknowledge_all,
         )  # fmt: skip
         handler = handle.handler
         if isinstance(handler, PassThrough) and arguments[1] == called:
