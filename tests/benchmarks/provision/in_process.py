@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import multiprocessing
 import re
@@ -29,6 +30,7 @@ from prometheus_client import REGISTRY
 from redrive.admin.http import Call, Endpoint, Http
 from redrive.api import Body
 from redrive.api.conditions import is_settled
+from redrive.cli.operator import COLLECTOR_THRESHOLDS
 from redrive.kube import resources
 from redrive.kube.context import Context
 from tests.benchmarks.figures import Figure
@@ -64,12 +66,13 @@ PATIENCE_SECONDS = 3_000
 
 
 def alone(measure: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
-    """Run the function *measure* of a module in a new process."""
+    """Run the function *measure* of a module in a new process, set up like that of an operator."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_run, measure).result()
 
 
 def _run(measure: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
     return asyncio.run(measure())
 
 
