@@ -8,12 +8,17 @@ A receipt without an entry (`-1:-1`) is no proof. A topic that deduplicates give
 that it dropped, and the client restarts its numbers when it reconnects before the first receipt. So
 producers have unique names and their own sequence ids, and a message with such a receipt is sent
 again under a higher id.
+
+The client counts only values when it decides that a batch is full. A batch with more keys and
+properties than the broker accepts in a message makes it hang, or ends its process. So a producer is
+flushed before its batches have that many.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,6 +175,9 @@ _MILLISECOND = 1_000
 """Microseconds."""
 _MAX_SENDS = 5
 """Sends of a message whose receipts have no entry."""
+_MAX_FIELDS = 2**19
+"""Bytes of keys and properties that a producer collects in batches, beside 128 KiB of values. A
+broker accepts messages of 5 MiB by default, and usually of 1 MiB at least."""
 
 
 @dataclass
@@ -229,7 +237,9 @@ class _Sending:
         self._client = client
         self._options = options
         self._producers: dict[str, pulsar.Producer] = {}
+        self._unsent: Counter[str] = Counter()  # bytes of keys and properties by topic
         self._sequence_ids = itertools.count(1)  # the client regards 0 as none
+        self._too_big: list[dict[str, Any]] = []
         self._failed: list[pulsar.Result] = []
         self._dropped: list[dict[str, Any]] = []
 
@@ -254,16 +264,37 @@ class _Sending:
         for row in rows:
             topic = self._topic(row.get("__topic"))
             fields = {name: row[name] for name in row.keys() - {"__topic", "value"}}
+            producer, (_, size) = self._producer(topic), _sizes(row)
+            if self._unsent[topic] + size > _MAX_FIELDS:
+                self._flush(topic)
+            self._unsent[topic] += size
             with failures(f"send a message to {topic}", "produce"):
-                self._producer(topic).send_async(
+                producer.send_async(
                     row["value"],
                     functools.partial(self._receipt, row),
                     sequence_id=next(self._sequence_ids),
                     **fields,
                 )
-        for topic, producer in self._producers.items():
-            with failures(f"store messages on {topic}", "produce"):
-                producer.flush()
+        for topic in self._producers:
+            self._flush(topic)
+
+    def _flush(self, topic: str) -> None:
+        with failures(f"store messages on {topic}", "produce"):
+            try:
+                self._producers[topic].flush()
+            except pulsar.MessageTooBig:
+                if not self._too_big:
+                    raise
+        self._unsent[topic] = 0
+        if self._too_big:
+            row = max(self._too_big, key=lambda row: sum(_sizes(row)))
+            topic, (value, fields) = self._topic(row.get("__topic")), _sizes(row)
+            raise _unwritable(
+                f"a row has more bytes than a message of {topic} may have",
+                got={"value": value, "key and properties": fields},
+                remedy="write shorter ones, or raise maxMessageSize of the broker; other rows may "
+                "be stored, and readers receive duplicates of them when you write again",
+            )
 
     def _topic(self, named: str | None) -> str:
         topic = named or self._options.topic
@@ -278,7 +309,9 @@ class _Sending:
     def _receipt(
         self, row: dict[str, Any], result: pulsar.Result, stored_as: pulsar.MessageId
     ) -> None:
-        if result != pulsar.Result.Ok:
+        if result == pulsar.Result.MessageTooBig:
+            self._too_big.append(row)
+        elif result != pulsar.Result.Ok:
             self._failed.append(result)
         elif stored_as.ledger_id() < 0:
             self._dropped.append(row)
@@ -295,6 +328,13 @@ class _Sending:
                     batching_type=pulsar.BatchingType.KeyBased,
                 )
         return self._producers[topic]
+
+
+def _sizes(row: dict[str, Any]) -> tuple[int, int]:
+    """Return the bytes of the value, and those of key and properties."""
+    properties: dict[str, str] = row["properties"]
+    texts = (row["partition_key"] or "", *properties, *properties.values())
+    return len(row["value"] or b""), sum(len(text.encode()) for text in texts)
 
 
 def messages_of_batch(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

@@ -415,6 +415,48 @@ def test_rows_name_their_topics_and_unknown_columns_fail(desk: Desk) -> None:
         frame.write.format("pulsar").options(**desk.options()).mode("overwrite").save()
 
 
+@pytest.mark.timeout(180)  # the client would hang
+@pytest.mark.parametrize("keys", [1, 2, 50])
+def test_many_long_properties_are_written(desk: Desk, keys: int) -> None:
+    """Such as the stack traces of dead letters; a batch of them exceeds the largest message."""
+    topic = desk.topic("orders")
+    frame = desk.spark.range(0, 3_000, 1, 1).selectExpr(
+        "cast(id as string) as value",
+        f"concat('k', id % {keys}) as __key",
+        "map('trace', concat(id, repeat('x', 6000))) as __messageProperties",
+    )
+    frame.write.format("pulsar").mode("append").options(**desk.options(), topic=topic).save()
+    rows = desk.read(topic=topic).selectExpr("value", "__messageProperties['trace'] as trace")
+    assert sorted(int(row.value) for row in rows.collect()) == list(range(3_000))
+    assert all(row.trace == row.value.decode() + "x" * 6_000 for row in rows.collect())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("large", ["value", "key", "property"])
+def test_row_larger_than_a_message_is_refused(desk: Desk, large: str) -> None:
+    """Among rows of other keys: with them in one batch, the client ends its process."""
+    topic = desk.topic("orders", partitions=2)
+
+    def text(name: str) -> str:
+        long = "id = 50" if name == large else "false"
+        return f"if({long}, repeat('x', 6000000), cast(id as string))"
+
+    frame = desk.spark.range(0, 100, 1, 1).selectExpr(
+        f"{text('value')} as value",
+        f"{text('key')} as __key",
+        f"map('p', {text('property')}) as __messageProperties",
+    )
+    with pytest.raises(PySparkException, match=f"bytes than a message of {topic}") as failed:
+        frame.write.format("pulsar").mode("append").options(**desk.options(), topic=topic).save()
+    sizes = {
+        "value": "'value': 6000000, 'key and properties': 5",
+        "key": "'value': 2, 'key and properties': 6000003",
+        "property": "'value': 2, 'key and properties': 6000003",
+    }
+    assert sizes[large] in str(failed.value)
+    assert "raise maxMessageSize" in str(failed.value)
+
+
 def test_missing_right_of_a_role_is_named(desk: Desk) -> None:
     topic = desk.topic("orders")
     desk.send(topic, 1)

@@ -246,6 +246,13 @@ def test_text_value_of_any_bytes_is_written() -> None:
     assert [message["value"] for message in messages_of_batch(batch)] == [b"\xff"]
 
 
+def test_event_time_is_cut_off_to_milliseconds() -> None:
+    times = pa.array([1_700_000_000_123_999], pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_arrays([pa.array([b""]), times], ["value", "__eventTime"])
+    (message,) = messages_of_batch(batch)
+    assert message["event_timestamp"] == 1_700_000_000_123
+
+
 LEAST = {"service.url": "pulsar://pulsar:6650", "topic": "persistent://shop/prod/orders"}
 
 
