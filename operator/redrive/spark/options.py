@@ -307,6 +307,12 @@ def written_topic(text: str) -> TopicName:
 def _pattern(text: str, *, derived: bool) -> TopicSelection:
     """Parse a pattern; tenant and namespace are literal, because the broker lists one namespace."""
     whole = text if "://" in text else f"persistent://public/default/{text}"
+    if whole.count("://") > 1:
+        raise InvalidSpecError(
+            "topicsPattern must be for one namespace, because only its topics are listed",
+            got=text,
+            remedy="read each namespace by a query of its own, and use union(…)",
+        )
     parts = whole.split("/", 4)
     try:
         namespace = TopicName.parse("/".join([*parts[:4], "any"])).namespace_name

@@ -338,6 +338,9 @@ def test_topic_pattern_needs_admin_url_and_one_namespace() -> None:
     for wrong in ("persistent://shop/.*/orders", "persistent://shop/prod/(", "persistent://.*"):
         with pytest.raises(InvalidSpecError, match="topicsPattern must be"):
             options.read_options(values | {"topicsPattern": wrong}, BATCH_OPTIONS)
+    both = "persistent://shop/prod/orders|persistent://shop/test/orders"
+    with pytest.raises(InvalidSpecError, match="must be for one namespace"):
+        options.read_options(values | {"topicsPattern": both}, BATCH_OPTIONS)
 
 
 def test_derived_topics_are_an_option_of_patterns_only() -> None:
