@@ -36,7 +36,8 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({
     },
     "SingleMessageMetadata": {
         "properties": (1, _BYTES), "key": (2, _BYTES), "payload_size": (3, _NUMBER),
-        "event_time": (5, _NUMBER), "ordering_key": (7, _BYTES), "null_value": (9, _NUMBER),
+        "event_time": (5, _NUMBER), "key_in_base64": (6, _NUMBER), "ordering_key": (7, _BYTES),
+        "null_value": (9, _NUMBER),
     },
 })  # fmt: skip
 """Number and type of each field. Numbers are unsigned unless all writers agree on a sign."""
@@ -68,6 +69,7 @@ class MessageFields(Protocol):
 
     properties: Sequence[bytes]
     key: bytes
+    key_in_base64: int
     ordering_key: bytes
     event_time: int
     null_value: int
@@ -82,7 +84,6 @@ class EntryMetadata(MessageFields, Protocol):
     in_batch: int
     encryption_keys: bytes
     schema_version: bytes
-    key_in_base64: int
     uuid: bytes
     chunks: int
     total_size: int

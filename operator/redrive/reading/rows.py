@@ -51,6 +51,7 @@ class DeadLetterRow(NamedTuple):
         delivered: False for an unreadable entry, of which all other fields are unknown.
         oversized: True if the value is omitted, see `ReadMessage.is_oversized`.
         id: its id at a broker without ledgers; None at Pulsar.
+        binary_key: True if *key* is in base64.
     """
 
     partition: int
@@ -71,6 +72,7 @@ class DeadLetterRow(NamedTuple):
     delivered: bool = True
     oversized: bool = False
     id: str | None = None
+    binary_key: bool = False
 
     @classmethod
     def undelivered(cls, partition: int, entry: EntryId) -> DeadLetterRow:
@@ -107,6 +109,7 @@ class DeadLetterRow(NamedTuple):
             message.event_timestamp() or None,
             tuple(starmap(EntryId, entries)) if in_chunks else (),
             oversized=message.is_oversized,
+            binary_key=message.has_binary_key(),
         )
 
     def partition_in(self, topic: TopicName, partitions: int) -> int:

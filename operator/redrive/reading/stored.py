@@ -282,6 +282,7 @@ class OwnFields(NamedTuple):
     """
 
     key: bytes
+    key_in_base64: int
     ordering_key: bytes
     event_time: int
     null_value: int
@@ -289,7 +290,13 @@ class OwnFields(NamedTuple):
     @classmethod
     def of(cls, metadata: SingleMetadata) -> OwnFields:
         """Return the fields of a message."""
-        return cls(metadata.key, metadata.ordering_key, metadata.event_time, metadata.null_value)
+        return cls(
+            metadata.key,
+            metadata.key_in_base64,
+            metadata.ordering_key,
+            metadata.event_time,
+            metadata.null_value,
+        )
 
 
 class ReadMessage:
@@ -344,6 +351,14 @@ class ReadMessage:
     def partition_key(self) -> str:
         """Return its key; empty if it has none."""
         return self.fields.key.decode()
+
+    def has_binary_key(self) -> bool:
+        """Return True if its key is no text: `messages.partition_key` returns it in base64."""
+        try:
+            self.fields.key.decode()
+        except UnicodeDecodeError:
+            return True
+        return bool(self.fields.key_in_base64)
 
     def ordering_key(self) -> str:
         """Return its ordering key; empty if it has none."""

@@ -16,11 +16,13 @@ flushed before its batches have that many.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -50,7 +52,7 @@ zone."""
 
 COLUMNS: Mapping[str, tuple[str, Callable[[DeadLetterRow, TopicName], object]]] = MappingProxyType({
     "value": ("BINARY", lambda row, _: None if row.oversized else row.value),
-    "__key": ("BINARY", lambda row, _: None if row.key is None else row.key.encode()),
+    "__key": ("BINARY", lambda row, _: _key(row)),
     "__topic": ("STRING", lambda _, topic: str(topic)),
     "__messageId": ("BINARY", lambda row, _: row.message_id.serialize()),
     "__publishTime": ("TIMESTAMP", lambda row, _: moment(row.publish_time)),
@@ -74,6 +76,16 @@ def moment(milliseconds: int | None) -> int | None:
     Senders choose the times of a message, and Python cannot read rows of Spark with later ones.
     """
     return None if milliseconds is None or milliseconds >= _END else rows.moment(milliseconds)
+
+
+def _key(row: DeadLetterRow) -> bytes | None:
+    """Return the key as its producer set it."""
+    if row.key is None:
+        return None
+    if row.binary_key:
+        with suppress(binascii.Error):
+            return base64.b64decode(row.key, validate=True)
+    return row.key.encode()
 
 
 def ddl(names: Sequence[str]) -> str:

@@ -16,9 +16,13 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from redrive.kube.resources import TOPIC_OWNER
+from redrive.policy.naming import TopicName
+from redrive.reading.positions import encode_nested
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
 from sandbox.pulsar import SUPERUSER, Broker
+from tests.support import raw_entries
 from tests.support.documented import SPARK, blocks
+from tests.support.raw_entries import RawEntry, store
 
 READER = "analyst"
 EVERY_COLUMN = ",".join((*COLUMN_NAMES, *MORE_COLUMN_NAMES))
@@ -161,6 +165,16 @@ def test_batch_has_all_fields_of_messages(desk: Desk) -> None:
     ids = [pulsar.MessageId.deserialize(bytes(row["__messageId"])) for row in rows]
     assert [message_id.ledger_id() for message_id in ids] == [row["__ledger"] for row in rows]
     assert desk.read(topic=topic).columns == list(COLUMN_NAMES)
+
+
+def test_key_of_bytes_is_read_as_bytes(desk: Desk) -> None:
+    """Java stores such a key in base64, with a mark."""
+    topic = desk.topic("orders")
+    in_base64 = encode_nested(6, b"AP8B") + raw_entries.numbers(key_in_base64=1)
+    entries = [RawEntry(in_base64), RawEntry(encode_nested(6, b"AP8B"))]
+    store(desk.broker, TopicName.parse(topic), entries)
+    rows = desk.read(topic=topic, columns="__key").collect()
+    assert [bytes(row["__key"]) for row in rows] == [b"\x00\xff\x01", b"AP8B"]
 
 
 def test_times_that_python_does_not_have_are_null(desk: Desk) -> None:

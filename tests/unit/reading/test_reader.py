@@ -21,14 +21,14 @@ from redrive.policy.envelope import (
 )
 from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader, rows
-from redrive.reading.positions import EntryId, Position, encode_nested
+from redrive.reading.positions import EntryId, Position, encode_nested, encode_number
 from redrive.reading.ranges import LOOK_BACK, Span
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace
 from tests.support.consumers import AS_BASE64, NO_TEXT
 from tests.support.dead_letter_rows import dead_letter
-from tests.support.raw_entries import read_alone
+from tests.support.raw_entries import in_batch, numbers, read_alone
 from tests.support.reasons import raises
 
 NAME = TopicName("shop", "prod", "orders-DLQ")
@@ -269,8 +269,13 @@ def test_binary_keys_are_read_as_base64() -> None:
         read_alone(encode_nested(6, NO_TEXT) + encode_nested(18, NO_TEXT)), -1
     )
     assert (letter.key, letter.ordering_key) == (AS_BASE64, AS_BASE64)
+    assert letter.binary_key
+    fields = encode_nested(2, b"AP8B") + encode_number(6, 1)
+    letter = DeadLetterRow.of(read_alone(numbers(in_batch=1), in_batch(b"x", fields)), -1)
+    assert (letter.key, letter.binary_key) == ("AP8B", True)
     letter = DeadLetterRow.of(read_alone(encode_nested(6, "größe".encode())), -1)
     assert (letter.key, letter.ordering_key) == ("größe", None)
+    assert not letter.binary_key
 
 
 def test_binary_properties_make_the_row_unreadable() -> None:

@@ -143,6 +143,22 @@ NAMES = (*COLUMN_NAMES, *MORE_COLUMN_NAMES)
 text = st.text(max_size=10)
 
 
+@pytest.mark.parametrize(
+    ("key", "is_binary", "expected"),
+    [
+        ("AP8B", True, b"\x00\xff\x01"),
+        ("AP8B", False, b"AP8B"),
+        ("no base64", True, b"no base64"),
+        (None, True, None),
+    ],
+)
+def test_key_is_read_as_its_producer_set_it(
+    key: str | None, *, is_binary: bool, expected: bytes | None
+) -> None:
+    row = ROW._replace(key=key, binary_key=is_binary)
+    assert to_batch([row], ["__key"], ORDERS).to_pylist() == [{"__key": expected}]
+
+
 def test_columns_have_the_types_of_spark() -> None:
     assert set(COLUMNS) == set(NAMES)
     schema = StructType()
