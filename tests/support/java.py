@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -111,13 +112,18 @@ class JavaClient:
         topic: str,
         subscription: str,
         schema: Any = None,  # noqa: ANN401 - an object of Java
+        *,
+        private_key: Path | None = None,
     ) -> Consumer:
-        """Consume without retries.
+        """Consume without retries; *private_key* decrypts messages.
 
         Raises:
             JavaRefusedError: the subscription was refused.
         """
-        return self._subscribe(self._consumer(topic, subscription, schema))
+        builder = self._consumer(topic, subscription, schema)
+        if private_key is not None:
+            builder = builder.defaultCryptoKeyReader(private_key.as_uri())
+        return self._subscribe(builder)
 
     def _consumer(self, topic: str, subscription: str, schema: Any) -> Any:  # noqa: ANN401 - Java
         topics = self.gateway.new_array(self.gateway.jvm.java.lang.String, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,6 +28,7 @@ from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_java import dead_letter_in_java
 from tests.support.engines import Local
 from tests.support.java import JavaClient
+from tests.support.key_pairs import key_pair
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.topics import enforce_schemas
 from tests.support.waiting import wait_until
@@ -36,6 +38,7 @@ pytestmark = pytest.mark.xdist_group("java")
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 MakeClient = Callable[..., JavaClient]
 SOON = timedelta(seconds=180)
+YES, NO = (True,), (False,)  # positional arguments in Java
 KINDS = "AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"
 FIRST, SECOND, NUMBER = ("a", "b"), ("c", "b", "a"), 7
 
@@ -405,3 +408,43 @@ def test_keys_and_values_are_refused_by_name(
 
     assert (account.matched, account.refused) == (1, 1)
     assert account.refusals[0].cause == "SchemaUnsupported"
+
+
+@pytest.mark.usefixtures("pulsar_namespace")  # which it changes or names
+def test_encrypted_dead_letters_stay_for_the_key(
+    provision_policy: ProvisionPolicy, java_client: MakeClient, replay: Replay, tmp_path: Path
+) -> None:
+    """In batches, compressed and in chunks, among dead letters that are not encrypted."""
+    provisioned = provision_policy()
+    client, topic = java_client(provisioned, SUPERUSER), provisioned.policy.dead_letter_topic
+    public, private = key_pair(tmp_path)
+    plain = provisioned.client(SUPERUSER).create_producer(str(topic))
+    plain.send(b"plain")
+    compressions = "NONE", "LZ4", "ZSTD"
+    large = random.Random(1).randbytes(6 * 2**20)  # noqa: S311  no secret
+    for compression in compressions:
+        producer = client.pulsar.newProducer(client.api.Schema.BYTES).topic(str(topic))
+        producer = producer.compressionType(getattr(client.api.CompressionType, compression))
+        producer = producer.addEncryptionKey("orders").defaultCryptoKeyReader(public.as_uri())
+        seconds = client.gateway.jvm.java.util.concurrent.TimeUnit.SECONDS
+        batches = producer.clone().batchingMaxPublishDelay(60, seconds).create()
+        for number in range(3):
+            message = batches.newMessage().value(b"batched").key("k")
+            message.property("id", f"{compression}{number}").sendAsync()
+        batches.flush()
+        batches.close()
+        chunks = producer.enableBatching(*NO).enableChunking(*YES).create()
+        chunks.newMessage().value(large).key("c").property("id", compression).send()
+        chunks.close()
+    plain.send(b"plain")
+
+    account = replay(provisioned)
+
+    counts = account.matched, account.moved, account.refused, account.left
+    assert counts == (8, 2, 6, 0)  # each batch is one message
+    assert {refusal.cause for refusal in account.refusals} == {"Encrypted"}
+    consumer = client.consumer(str(topic), "redrive", private_key=private)
+    letters = [consumer.receive() for _ in range(12)]
+    read = {letter.properties["id"]: (letter.key, bytes(letter.value)) for letter in letters}
+    batched = {f"{name}{n}": ("k", b"batched") for name in compressions for n in range(3)}
+    assert read == batched | dict.fromkeys(compressions, ("c", large))

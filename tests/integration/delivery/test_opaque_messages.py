@@ -11,8 +11,6 @@ from typing import Any
 
 import pulsar
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive import (
     AsyncRetryProducer,
@@ -29,6 +27,7 @@ from redrive.messages import id_text
 from redrive.policy.verdict import DeadReason
 from redrive.reading.positions import encode_nested
 from tests.support.documented import original
+from tests.support.key_pairs import key_pair
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_entries import SCHEMA_VERSION, RawProducer, raw_producer
 
@@ -41,20 +40,7 @@ UNKNOWN_VERSION = encode_nested(SCHEMA_VERSION, (77).to_bytes(8, "big"))
 
 @pytest.fixture
 def crypto(tmp_path: Path) -> Crypto:
-    private = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
-    files = {
-        "public.pem": private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        ),
-        "private.pem": private.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.TraditionalOpenSSL,
-            serialization.NoEncryption(),
-        ),
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    return Crypto("orders", tmp_path / "public.pem", tmp_path / "private.pem")
+    return Crypto("orders", *key_pair(tmp_path))
 
 
 def stored(provisioned: Any, topic: object) -> list[bytes]:  # noqa: ANN401 - see conftest

@@ -12,8 +12,6 @@ from typing import Any
 
 import pulsar
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.reading import broker
@@ -30,6 +28,7 @@ from redrive.replay.task import RangeTask
 from sandbox.errors import SandboxError
 from tests.support.engines import Local
 from tests.support.held_sends import held_at
+from tests.support.key_pairs import key_pair
 from tests.support.local_runs import (
     EverySecond,
     Notes,
@@ -282,8 +281,9 @@ def test_immovable_message_is_refused_with_its_cause(
     provisioned = provision_policy()
     provisioned.bury(2)
     topic = str(provisioned.policy.dead_letter_topic)
+    keys = pulsar.CryptoKeyReader(*map(str, key_pair(tmp_path)))
     encrypted = provisioned.client.create_producer(
-        topic, encryption_key="key", crypto_key_reader=_keys(tmp_path)
+        topic, encryption_key="key", crypto_key_reader=keys
     )
     sent = encrypted.send(b"secret", properties={"id": "secret"})
     provisioned.bury(2)
@@ -294,24 +294,6 @@ def test_immovable_message_is_refused_with_its_cause(
     (refusal,) = account.refusals
     assert refusal == RefusedEntry(EntryId(sent.ledger_id(), sent.entry_id()), 1, "Encrypted")
     assert len(provisioned.in_target()) == 4
-
-
-def _keys(folder: Path) -> pulsar.CryptoKeyReader:
-    private, public = folder / "private.pem", folder / "public.pem"
-    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.TraditionalOpenSSL,
-            serialization.NoEncryption(),
-        )
-    )
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    )
-    return pulsar.CryptoKeyReader(str(public), str(private))
 
 
 def acknowledge_first(provisioned: Any) -> None:  # noqa: ANN401
