@@ -22,7 +22,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +32,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
-from redrive.delivery.concurrency import identity
+from redrive.delivery.concurrency import SendWatchdog, identity
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import reader, rows
@@ -191,6 +191,9 @@ _MAX_FIELDS = 2**19
 """Bytes of keys and properties that a producer collects in batches, beside 128 KiB of values. A
 broker accepts messages of 5 MiB by default, and usually of 1 MiB at least."""
 
+MAX_SECONDS = 120.0
+"""Longest wait for a receipt; the client's own limit does not hold while it reconnects."""
+
 
 @dataclass
 class Written(WriterCommitMessage):
@@ -236,8 +239,9 @@ class TopicWriter(DataSourceArrowWriter):
         """
         with TopicReader(self._options.connection).client() as client:
             sending = _Sending(client, self._options)
-            for batch in iterator:
-                sending.send(batch)
+            with closing(sending):
+                for batch in iterator:
+                    sending.send(batch)
             return Written(sending.messages)
 
 
@@ -249,6 +253,8 @@ class _Sending:
         self._client = client
         self._options = options
         self._producers: dict[str, pulsar.Producer] = {}
+        self._watchdog = SendWatchdog()
+        self._stuck = False
         self._unsent: Counter[str] = Counter()  # bytes of keys and properties by topic
         self._sequence_ids = itertools.count(1)  # the client regards 0 as none
         self._too_big: list[dict[str, Any]] = []
@@ -280,7 +286,7 @@ class _Sending:
             if self._unsent[topic] + size > _MAX_FIELDS:
                 self._flush(topic)
             self._unsent[topic] += size
-            with failures(f"send a message to {topic}", "produce"):
+            with failures(f"send a message to {topic}", "produce"), self._watch(producer):
                 producer.send_async(
                     row["value"],
                     functools.partial(self._receipt, row),
@@ -293,10 +299,22 @@ class _Sending:
     def _flush(self, topic: str) -> None:
         with failures(f"store messages on {topic}", "produce"):
             try:
-                self._producers[topic].flush()
+                with self._watch(self._producers[topic]):
+                    self._producers[topic].flush()
             except pulsar.MessageTooBig:
                 if not self._too_big:
                     raise
+            except pulsar.AlreadyClosed:
+                if not self._stuck:
+                    raise
+                raise RedriveError(
+                    f"the broker has stored no message on {topic} for a long time",
+                    got=f"{MAX_SECONDS:.0f} s",
+                    remedy="check that the broker works, and that the topic has no maxMessageSize "
+                    "of its own, which clients do not know; then write again: readers receive "
+                    "duplicates of the rows that were stored",
+                    reason="NotWritten",
+                ) from None
         self._unsent[topic] = 0
         if self._too_big:
             row = max(self._too_big, key=lambda row: sum(_sizes(row)))
@@ -307,6 +325,18 @@ class _Sending:
                 remedy="write shorter ones, or raise maxMessageSize of the broker; other rows may "
                 "be stored, and readers receive duplicates of them when you write again",
             )
+
+    def close(self) -> None:
+        """End the watchdog."""
+        self._watchdog.close()
+
+    def _watch(self, producer: pulsar.Producer) -> AbstractContextManager[object]:
+        def give_up() -> None:
+            self._stuck = True
+            with suppress(pulsar.PulsarException):
+                producer.close()  # it ends all its calls
+
+        return self._watchdog.during(MAX_SECONDS, give_up)
 
     def _topic(self, named: str | None) -> str:
         topic = named or self._options.topic

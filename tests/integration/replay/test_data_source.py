@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pulsar
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, lit
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
+from redrive.errors import RedriveError
 from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import encode_nested
+from redrive.spark import options
+from redrive.spark import rows as source_rows
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support import raw_entries
 from tests.support.documented import SPARK, blocks
 from tests.support.raw_entries import RawEntry, store
+from tests.support.waiting import wait_until
 
 READER = "analyst"
 EVERY_COLUMN = ",".join((*COLUMN_NAMES, *MORE_COLUMN_NAMES))
@@ -182,8 +189,8 @@ def test_times_that_python_does_not_have_are_null(desk: Desk) -> None:
     last = 253_402_214_400_000 - 1
     topic = desk.topic("orders")
     times = [last, last + 1, 253_402_300_800_000, 2**63 // 1_000, 2**63 - 1, 2**64 - 1]
-    for time in times:
-        desk.send(topic, 1, event_timestamp=time)
+    for event in times:
+        desk.send(topic, 1, event_timestamp=event)
     frame = desk.read(topic=topic, columns="value,__eventTime")
     times_read = {int(row.value): row["__eventTime"] for row in frame.collect()}
     assert times_read[0].year == 9999
@@ -469,6 +476,24 @@ def test_row_larger_than_a_message_is_refused(desk: Desk, large: str) -> None:
     }
     assert sizes[large] in str(failed.value)
     assert "raise maxMessageSize" in str(failed.value)
+
+
+@pytest.mark.timeout(120)  # the client would reconnect without limit
+@pytest.mark.parametrize("count", [5, 3_000], ids=["few", "more than a queue"])
+def test_refused_messages_end_a_write(
+    desk: Desk, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_rows, "MAX_SECONDS", 3.0)
+    topic = desk.topic("orders")
+    desk.admin("POST", topic, "/maxMessageSize", 1_000)
+    wait_until(lambda: desk.admin("GET", topic, "/maxMessageSize") == "1000")
+    time.sleep(1)  # it is shown, and goes to the topic
+    written = options.write_options(desk.options(admin=False) | {"topic": topic})
+    writer = source_rows.TopicWriter(written, StructType().add("value", "binary"))
+    batch = pa.RecordBatch.from_pydict({"value": [b"v" * 2_000] * count})
+    with pytest.raises(RedriveError, match="stored no message") as failed:
+        writer.write(iter([batch]))
+    assert failed.value.reason == "NotWritten"
 
 
 def test_missing_right_of_a_role_is_named(desk: Desk) -> None:
