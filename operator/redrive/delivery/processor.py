@@ -370,24 +370,29 @@ class Processor:
             return
         if self.owner.is_parent:
             self.owner.check()
-        acknowledged = []
+        latest, acknowledged = None, []
         try:
             for message in messages:
                 if self.closed:
                     return
                 burst: Burst | None = getattr(message, "redrive", None)
-                topic = message.topic_name() if burst is None else burst.topic
-                self._subscriptions[topic].acknowledge(message)
+                if burst is None or burst is not latest:
+                    topic = message.topic_name() if burst is None else burst.topic
+                    acknowledge, latest = self._subscriptions[topic].acknowledge, burst
+                acknowledge(message)
                 acknowledged.append(message)
         finally:
-            self._in_flight.end_all(acknowledged)
-            attempts, guard = self.decisions.attempts, self._guard
-            if attempts.failed_here or attempts.times_given_back:
-                for message in acknowledged:
-                    attempts.forget(message)
-            if guard is not None and guard.limits is not None:
-                for message in acknowledged:
-                    guard.succeeded(message)
+            self._end_all(acknowledged)
+
+    def _end_all(self, messages: Sequence[pulsar.Message]) -> None:
+        self._in_flight.end_all(messages)
+        attempts, guard = self.decisions.attempts, self._guard
+        if attempts.failed_here or attempts.times_given_back:
+            for message in messages:
+                attempts.forget(message)
+        if guard is not None and guard.limits is not None:
+            for message in messages:
+                guard.succeeded(message)
 
     def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
