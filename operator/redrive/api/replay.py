@@ -485,9 +485,10 @@ class ReplaySpec(model.CheckedModel):
     of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
     `DiscardUnreadable`: selected entries that no client can read, such as chunks of a message whose
     producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
-    and remain. `UnprovenHandled`: selected messages that an earlier run may have moved were
-    handled; they are acknowledged, not sent, and count as skipped, with any `guarantee`. Without it
-    `ExactlyOnce` refuses them as `Unproven`, and they remain. A Replay of a RocketMQRetryPolicy
+    and remain. `UnprovenHandled`: selected messages that earlier Replays may have moved were
+    handled; they are acknowledged, not sent, and count as skipped, with any `guarantee`. Those that
+    this Replay may have moved are refused as `Unproven`, and remain. Without the confirmation
+    `ExactlyOnce` refuses both. A Replay of a RocketMQRetryPolicy
     with any confirmation is Stalled. Defaults to none."""
 
     engine: Annotated[ReplayEngine, *model.one_of(ReplayEngine, "`engine`")] = ReplayEngine.AUTO

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import pulsar
@@ -28,6 +28,7 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.outcome import RangeOutcome, StoredMessages
 from redrive.replay.records import SentTo
+from redrive.replay.task import RangeTask
 
 _NOT_SENT = {
     "oversized": "ContentTooLarge",
@@ -328,18 +329,67 @@ def _holds_all_behind(after: EntryId, partition: Partition) -> bool:
     return min(partition.held, default=math.inf) <= after.ledger
 
 
-def may_be_stored(doubts: Iterable[tuple[SentTo, int]], row: DeadLetterRow, offset: int) -> bool:
-    """Return True if *row*, at *offset*, may be stored at one of these places."""
-    return any(
-        offset <= through
-        and (not partitions or place.partition == row.partition_in(place.topic, partitions))
-        for (place, partitions), through in doubts
-    )
+class Doubts:
+    """Places where messages of a range may be stored, and cannot be searched for.
 
+    Args:
+        task: task of the range.
 
-def add_doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
-    """Record that messages up to an offset may be stored in a partition."""
-    doubts[sent_to] = max(through, doubts.get(sent_to, through))
+    Attributes:
+        unproven: see `RangeRecord`.
+        unseen: the same for partitions that cannot be searched now, and may become available again.
+        own: places where this Replay may have stored them. Its author cannot have known of these.
+    """
+
+    def __init__(self, task: RangeTask) -> None:
+        self._task = task
+        self.unproven, self.unseen = dict(task.unproven), dict[SentTo, int]()
+        self.own = set(filter(self._is_own, task.unproven)) if task.in_doubt else set[SentTo]()
+
+    def add(
+        self, sent_to: SentTo, through: int, *, own: bool, into: dict[SentTo, int] | None = None
+    ) -> None:
+        """Record that messages up to an offset may be stored in a partition.
+
+        Args:
+            sent_to: the partition.
+            through: the offset.
+            own: True if this lease may have stored some of them.
+            into: `unseen`, or `unproven` by default.
+        """
+        doubts = self.unproven if into is None else into
+        doubts[sent_to] = max(through, doubts.get(sent_to, through))
+        if (own or self._task.in_doubt) and self._is_own(sent_to):
+            self.own.add(sent_to)
+
+    def of(self, entry: Iterable[DeadLetterRow], offset: int) -> list[set[SentTo]]:
+        """Return the places where each message of an entry, at *offset*, may be stored."""
+        doubts = [*self.unproven.items(), *self.unseen.items()]
+        return [
+            {
+                (place, partitions)
+                for (place, partitions), through in doubts
+                if offset <= through
+                and (not partitions or place.partition == row.partition_in(place.topic, partitions))
+            }
+            for row in entry
+        ]
+
+    def are_of_earlier_runs(self, places: Iterable[set[SentTo]]) -> bool:
+        """Return True if only earlier Replays may have stored each of these messages."""
+        return all(of_one and of_one.isdisjoint(self.own) for of_one in places)
+
+    def replays(self, tails: Collection[TargetPartition]) -> frozenset[str] | None:
+        """Return `RangeRecord.replays` after a task that leaves *tails*, and knows its messages."""
+        task = self._task
+        if self.own or (tails and task.replays is None):
+            return task.replays
+        former = frozenset(task.replays or ()) - (set() if task.in_doubt else {task.route.uid})
+        return former if tails else frozenset()
+
+    def _is_own(self, sent_to: SentTo) -> bool:
+        """Return True if messages of this Replay go there: it has no other target."""
+        return sent_to[0].topic == self._task.route.target
 
 
 class ReadableChunks(NamedTuple):

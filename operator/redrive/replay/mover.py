@@ -27,7 +27,7 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup, sending
 from redrive.replay.lookup import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.outcome import RangeOutcome, RangeResult, StoredMessages
-from redrive.replay.records import Permit, SentTo
+from redrive.replay.records import Permit
 from redrive.replay.task import RangeTask
 from redrive.replay.transport import (
     SEND_SECONDS,
@@ -127,9 +127,7 @@ class RangeMover:
         # Places where earlier attempts may have stored messages, and the ends of searches there.
         self._tails = task.tails
         self._read: dict[TargetPartition, EntryId] = {}
-        self._unproven = dict(task.unproven)
-        # The same for partitions that cannot be searched now, and may become available again.
-        self._unseen: dict[SentTo, int] = {}
+        self._doubts = lookup.Doubts(task)
         # The last sequence ids before the first send of this task.
         self._last: dict[TargetPartition, int] = {}
 
@@ -310,11 +308,12 @@ class RangeMover:
             if not self._has_stored_none(place, last[place]):
                 tail = self._tails[place]
                 through = tail.stored_through(last[place], only, size)
-                lookup.add_doubt(self._unproven, (place, tail.partitions), through)
-        self._unseen = {}
+                self._doubts.add((place, tail.partitions), through, own=self._has_sent)
+        self._doubts.unseen.clear()
         for place in self._tails.keys() - places:
-            tail = self._tails[place]
-            lookup.add_doubt(self._unseen, (place, tail.partitions), tail.last_offset(size))
+            tail, sent = self._tails[place], self._has_sent
+            unseen = (place, tail.partitions), tail.last_offset(size)
+            self._doubts.add(*unseen, own=sent, into=self._doubts.unseen)
         self._read.update(stored.ends)
 
     def _is_elsewhere(self, place: TargetPartition) -> bool:
@@ -381,10 +380,8 @@ class RangeMover:
 
     def _send_all(self, window: sending.Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
         """Send *entries*; return True if one came out of order, which the next attempt sends."""
-        outcome, doubts = self._outcome, list[tuple[SentTo, int]]()
-        # Messages may be stored where they cannot be searched.
-        if self._route.exactly_once or self._task.settles_unproven:
-            doubts = [*self._unproven.items(), *self._unseen.items()]
+        outcome, doubts, settles = self._outcome, self._doubts, self._task.settles_unproven
+        is_checked = (doubts.unproven or doubts.unseen) and (self._route.exactly_once or settles)
         late, newest = False, (-1, 0)
         for entry in entries:
             keyed = [(window.key(row), row) for row in entry]
@@ -396,8 +393,8 @@ class RangeMover:
             if not unsent:
                 if outcome.store(key, entry[0].batch_size):
                     self._acknowledge(entry[0])
-            elif doubts and any(lookup.may_be_stored(doubts, row, key[0]) for _, row in unsent):
-                if self._task.settles_unproven:
+            elif is_checked and any(places := doubts.of((row for _, row in unsent), key[0])):
+                if settles and doubts.are_of_earlier_runs(places):
                     outcome.skip(key)
                     self._acknowledge(entry[0])
                 else:
@@ -482,9 +479,10 @@ class RangeMover:
             return replace(result, unsubscribed=True)
         through = max(offset for offset, _ in self._outcome.doubts)
         for place in self._sent_to:
-            lookup.add_doubt(self._unproven, (place, self._route.target_partitions), through)
+            self._doubts.add((place, self._route.target_partitions), through, own=True)
         tails = result.tails if self._again else self._unread(self._task.tails)
-        return replace(result, unsubscribed=True, unproven=self._unproven, tails=tails)
+        unproven = self._doubts.unproven
+        return replace(result, unsubscribed=True, unproven=unproven, tails=tails)
 
     def _blocked(self) -> RangeResult:
         """Return the result of a task whose producer names another client uses.
@@ -503,7 +501,9 @@ class RangeMover:
         """
         self._drained = True
         result = self._result()
-        return replace(result, tails=self._unread(self._task.since)) if self._has_sent else result
+        if not self._has_sent:
+            return result
+        return replace(result, tails=self._unread(self._task.since), replays=self._task.replays)
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome
@@ -516,7 +516,8 @@ class RangeMover:
         tails = self._unread(task.tails)
         remaining = {place: tails[place] for place in tails.keys() - closed}
         result = outcome.result(task.range, remaining)
-        return replace(result, unproven=self._unproven, drained=self._drained)
+        unproven, replays = self._doubts.unproven, self._doubts.replays(remaining)
+        return replace(result, unproven=unproven, replays=replays, drained=self._drained)
 
     def _unread(self, tails: Mapping[TargetPartition, Tail]) -> dict[TargetPartition, Tail]:
         """Return *tails*, moved to the ends of searches."""

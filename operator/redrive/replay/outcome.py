@@ -36,6 +36,7 @@ class RangeResult:
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
     tails: Mapping[TargetPartition, Tail]
+    replays: frozenset[str] | None = frozenset()
     unproven: Unproven = field(default_factory=dict)
     discarded: int = bitmap.EMPTY
     drained: bool = False

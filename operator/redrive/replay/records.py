@@ -142,8 +142,8 @@ class RangeRecord(_Record):
         partly: moved messages of entries that are not known to be moved completely.
         tails: ends of targets, after which leases may have stored unrecorded messages. They are
             searched before the range is sent again, to any target.
-        replays: uids of the Replays that have leased the range since there are tails; None if
-            unknown. A replicated target also has messages of other Replays.
+        replays: uids of the Replays that may have stored unrecorded messages; None if unknown. A
+            replicated target also has messages of other Replays.
         unproven: messages that may be stored and cannot be searched for. This is permanent.
         chunks: first chunk of moved messages in chunks, by the offset of the last one.
         renamed: last generation whose producer names were blocked at the broker; 0 without one.

@@ -75,6 +75,8 @@ class RangeTask:
         tails: places where earlier leases may have stored messages; see `RangeRecord`.
         unproven: see `RangeRecord`.
         replays: see `RangeRecord`. It includes this Replay.
+        in_doubt: True if earlier leases of this Replay may have stored messages that are not
+            recorded. No confirmation covers these.
         since: *tails*, and the ends of the target at the start of this lease.
         generation: generation of this lease.
         renamed: see `RangeRecord`.
@@ -100,6 +102,7 @@ class RangeTask:
     tails: Mapping[TargetPartition, Tail]
     unproven: Unproven
     replays: frozenset[str] | None
+    in_doubt: bool
     since: Mapping[TargetPartition, Tail]
     generation: int
     renamed: int

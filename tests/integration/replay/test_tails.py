@@ -18,6 +18,7 @@ from redrive.replay.controller.admission import choice_of
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import PlannedRange, Scan
 from redrive.replay.outcome import Key, RangeResult
+from redrive.replay.records import Permit
 from redrive.replay.sending import Sender
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
@@ -112,6 +113,69 @@ def test_message_perhaps_stored_and_trimmed_is_refused(
     assert provisioned.in_target() == []
     wait_until(lambda: not provisioned.backlog_of_dead_letters())
     assert replay(provisioned).matched == 0
+
+
+@pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])
+def test_confirmation_settles_no_message_of_its_own_run(
+    provision_policy: ProvisionPolicy, guarantee: str
+) -> None:
+    """Its author confirmed what earlier runs may have moved; this run was killed before it sent."""
+    provisioned = provision_policy()
+    provisioned.bury_many(10)
+    is_exact = guarantee == "ExactlyOnce"
+    choice = Choice(settles_unproven=True)
+    job = dataclasses.replace(job_of(provisioned), choice=choice, exactly_once=is_exact)
+    with pytest.raises(RuntimeError):
+        runs.run(job, Dies(), Notes())
+    provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+
+    account = runs.run(job, Local(), Notes())
+
+    assert (account.matched, account.moved, account.skipped) == (10, 0, 0)
+    assert account.refused == 10
+    assert provisioned.in_target() == []
+    assert provisioned.backlog_of_dead_letters() == 10
+
+    later = runs.run(dataclasses.replace(job, uid="later"), Local(), Notes())
+
+    assert (later.matched, later.skipped, later.refused) == (10, 10, 0)
+
+
+class DrainsFirst(Local):
+    """Ends the first task before it moves anything, as a suspension does."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        if task.generation == 2:
+            task = dataclasses.replace(task, permit=Permit(drain=True))
+        return super().move(task)
+
+
+def test_confirmation_holds_after_a_suspension(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(10)
+    forgets_a_lease(provisioned)
+    job = dataclasses.replace(job_of(provisioned), choice=Choice(settles_unproven=True))
+
+    account = runs.run(job, DrainsFirst(), Notes())
+
+    assert (account.matched, account.skipped, account.refused) == (10, 10, 0)
+
+
+def test_confirmation_settles_no_batch_partly_in_doubt(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of two keys, of which one partition of the target proves to have none."""
+    monkeypatch.setattr(mover, "QUIET_SECONDS", 0.0)  # the run that dies has sent nothing
+    provisioned = provision_policy(partitions=2)
+    provisioned.bury_batch(*(["timeout"] * 8))
+    with pytest.raises(RuntimeError):
+        runs.run(job_of(provisioned), Dies(), Notes())
+    provisioned.admin("PUT", provisioned.policy.retry_topic.partition(0), "unload")
+
+    job = dataclasses.replace(job_of(provisioned), choice=Choice(settles_unproven=True))
+    account = runs.run(job, Local(), Notes())
+
+    assert (account.matched, account.skipped, account.refused) == (8, 0, 8)
 
 
 def bury_in_two_ranges(provisioned: Any) -> None:  # noqa: ANN401

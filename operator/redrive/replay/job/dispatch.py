@@ -412,14 +412,14 @@ class Dispatch:
         if not self._ledger.records.range(group[0]).tails:
             self._check_not_recreated(partition)
         ends = lookup.target_ends(self._job.admin_url, self._route.target)
-        tails = [self._ledger.records.range(source_range).tails for source_range in group]
+        records = [self._ledger.records.range(source_range) for source_range in group]
         stored = self._ledger.write_all(
             (range_key(source_range), self._leased_record(source_range, partition, ends).to_json())
             for source_range in group
         )
         return [
             self._task(source_range, partition, before, lease)
-            for source_range, before, lease in zip(group, tails, stored, strict=True)
+            for source_range, before, lease in zip(group, records, stored, strict=True)
         ]
 
     def _leased_record(
@@ -446,10 +446,10 @@ class Dispatch:
         self,
         source_range: Range,
         partition: Partition,
-        tails: Mapping[TargetPartition, Tail],
+        before: RangeRecord,
         lease: pulsar.MessageId,
     ) -> RangeTask:
-        """Return the task of a range; *tails* are those before the *lease*, a record's id."""
+        """Return the task of a range; *before* is its record before the *lease*, a record's id."""
         leased = self._ledger.records.range(source_range)
         is_first = source_range not in self._leased
         self._leased.add(source_range)
@@ -467,9 +467,10 @@ class Dispatch:
             settles_unproven=self._job.choice.settles_unproven,
             acknowledged=ranges.settled(source_range, partition),
             partly=leased.partly,
-            tails=tails,
+            tails=before.tails,
             unproven=leased.unproven,
             replays=leased.replays,
+            in_doubt=before.replays is None or self._job.uid in before.replays,
             since=leased.tails,
             generation=leased.generation,
             renamed=leased.renamed,
@@ -573,7 +574,7 @@ class Dispatch:
             moved=moved,
             partly=result.partly,
             tails=result.tails,
-            replays=before.replays if result.tails else frozenset(),
+            replays=result.replays,
             unproven=result.unproven,
             chunks={**before.chunks, **chunks},
             renamed=before.generation if result.blocked else before.renamed,
