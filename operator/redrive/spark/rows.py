@@ -17,7 +17,6 @@ flushed before its batches have that many.
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import itertools
 from collections import Counter
@@ -83,8 +82,8 @@ def _key(row: DeadLetterRow) -> bytes | None:
     if row.key is None:
         return None
     if row.binary_key:
-        with suppress(binascii.Error):
-            return base64.b64decode(row.key, validate=True)
+        with suppress(ValueError):  # brokers decode it without padding, too
+            return base64.b64decode(row.key + "=" * (-len(row.key) % 4), validate=True)
     return row.key.encode()
 
 
@@ -190,6 +189,8 @@ _MAX_SENDS = 5
 _MAX_FIELDS = 2**19
 """Bytes of keys and properties that a producer collects in batches, beside 128 KiB of values. A
 broker accepts messages of 5 MiB by default, and usually of 1 MiB at least."""
+_OVERHEAD = 16
+"""Bytes of a message or of a property beside its texts, at most."""
 
 MAX_SECONDS = 120.0
 """Longest wait for a receipt; the client's own limit does not hold while it reconnects."""
@@ -283,6 +284,7 @@ class _Sending:
             topic = self._topic(row.get("__topic"))
             fields = {name: row[name] for name in row.keys() - {"__topic", "value"}}
             producer, (_, size) = self._producer(topic), _sizes(row)
+            size += _OVERHEAD * (len(row["properties"]) + 1)
             if self._unsent[topic] + size > _MAX_FIELDS:
                 self._flush(topic)
             self._unsent[topic] += size

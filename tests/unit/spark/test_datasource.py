@@ -148,7 +148,9 @@ text = st.text(max_size=10)
     [
         ("AP8B", True, b"\x00\xff\x01"),
         ("AP8B", False, b"AP8B"),
+        ("AP8", True, b"\x00\xff"),
         ("no base64", True, b"no base64"),
+        ("größe", True, "größe".encode()),
         (None, True, None),
     ],
 )
