@@ -16,6 +16,7 @@ import re
 from typing import NamedTuple
 
 from redrive.policy.naming import TopicName, partition_of_key
+from redrive.reading import bitmap
 
 _VARINT, _BYTES = 0, 2
 ONE_BYTE = 128
@@ -159,27 +160,27 @@ class Tail(NamedTuple):
         entry: last entry when the first of these leases was granted.
         generation: of that lease; 0 if unknown.
         partitions: number of partitions of the topic for them, 0 for none; None if unknown.
-        through: last offset that they had to send; None if unknown.
+        entries: offsets of the entries that they had to send, as a bitmap; None if unknown.
     """
 
     entry: EntryId
     generation: int = 0
     partitions: int | None = None
-    through: int | None = None
+    entries: int | None = None
 
     def joined(self, later: Tail | None) -> Tail:
         """Return the common tail of these and of *later* leases, if there are any."""
         if later is None:
             return self
         same = self.partitions == later.partitions
-        bounds = self.through, later.through
+        unknown = self.entries is None or later.entries is None
         return self._replace(
             partitions=self.partitions if same else None,
-            through=None if None in bounds else max(bounds),  # type: ignore[type-var]
+            entries=None if unknown else self.entries | later.entries,  # type: ignore[operator]
         )
 
-    def stored_through(self, last: int, only: SendAttempt | None, size: int) -> int:
-        """Return the last offset that may be stored after it.
+    def stored(self, last: int, only: SendAttempt | None, size: int) -> int:
+        """Return the entries that may be stored after it, as a bitmap.
 
         Args:
             last: sequence id of the last message that the broker has stored.
@@ -188,12 +189,12 @@ class Tail(NamedTuple):
             size: number of entries of the range.
         """
         if only and self.generation == only.generation and SendAttempt.of(last) == only:
-            return offset_of(last)
-        return self.last_offset(size)
+            return self.to_send(size) & bitmap.span(0, offset_of(last))
+        return self.to_send(size)
 
-    def last_offset(self, size: int) -> int:
-        """Return the last offset to send, in a range of so many entries."""
-        return size - 1 if self.through is None else self.through
+    def to_send(self, size: int) -> int:
+        """Return the entries to send, in a range of so many entries."""
+        return bitmap.span(0, size - 1) if self.entries is None else self.entries
 
 
 class Position(NamedTuple):

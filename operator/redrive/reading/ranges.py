@@ -63,12 +63,6 @@ class Range(NamedTuple):
         """Return True if the range contains a message of this partition."""
         return position.ledger == self.ledger and self.first <= position.entry <= self.last
 
-    def offset_through(self, end: EntryId) -> int:
-        """Return the offset of its last entry up to *end*; -1 if it begins after *end*."""
-        if end.ledger != self.ledger:
-            return self.size - 1 if end.ledger > self.ledger else -1
-        return max(-1, min(self.last, end.entry) - self.first)
-
     def entry_id(self, offset: int) -> EntryId:
         """Return the entry at *offset* from the first."""
         return EntryId(self.ledger, self.first + offset)

@@ -26,7 +26,7 @@ from redrive.reading.reader import ReadableTopic
 from redrive.replay import ledger
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.lookup import proven_source
-from redrive.replay.records import RangeRecord, Records
+from redrive.replay.records import RangeRecord, Records, unite
 
 EXAMPLES = 5
 Entries = Mapping[Range, int]
@@ -164,8 +164,7 @@ def _known(record: RangeRecord, place: Range, index: int) -> int:
         for offset, indexes in parts.items()
         if bitmap.contains(indexes, index)
     )
-    refused = bitmap.span(0, max(record.unproven.values(), default=-1))
-    return record.moved_by_any | refused | bitmap.of(partly, place.size)
+    return record.moved_by_any | unite(record.unproven.values()) | bitmap.of(partly, place.size)
 
 
 def _without_empty(entries: Entries) -> Entries:

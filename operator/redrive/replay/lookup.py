@@ -338,28 +338,30 @@ class Doubts:
     Attributes:
         unproven: see `RangeRecord`.
         unseen: the same for partitions that cannot be searched now, and may become available again.
-        own: places where this Replay may have stored them. Its author cannot have known of these.
+        own: places where this Replay may have stored messages. Its author cannot have known of
+            these. The doubts of other Replays there are not told apart.
     """
 
     def __init__(self, task: RangeTask) -> None:
         self._task = task
         self.unproven, self.unseen = dict(task.unproven), dict[SentTo, int]()
-        self.own = set(filter(self._is_own, task.unproven)) if task.in_doubt else set[SentTo]()
+        self.own = set(filter(self._is_own, task.unproven)) if task.is_in_doubt else set[SentTo]()
 
-    def add(
-        self, sent_to: SentTo, through: int, *, own: bool, into: dict[SentTo, int] | None = None
-    ) -> None:
-        """Record that messages up to an offset may be stored in a partition.
+    def add(self, sent_to: SentTo, entries: int, *, own: bool) -> None:
+        """Record that messages of *entries*, a bitmap, may be stored in a partition.
 
         Args:
-            sent_to: the partition.
-            through: the offset.
-            own: True if this lease may have stored some of them.
-            into: `unseen`, or `unproven` by default.
+            own: this lease may have stored some of them.
         """
-        doubts = self.unproven if into is None else into
-        doubts[sent_to] = max(through, doubts.get(sent_to, through))
-        if (own or self._task.in_doubt) and self._is_own(sent_to):
+        self._add(self.unproven, sent_to, entries, own=own)
+
+    def add_unseen(self, sent_to: SentTo, entries: int, *, own: bool) -> None:
+        """Do the same for a partition that cannot be searched now."""
+        self._add(self.unseen, sent_to, entries, own=own)
+
+    def _add(self, to: dict[SentTo, int], sent_to: SentTo, entries: int, *, own: bool) -> None:
+        to[sent_to] = to.get(sent_to, bitmap.EMPTY) | entries
+        if (own or self._task.is_in_doubt) and self._is_own(sent_to):
             self.own.add(sent_to)
 
     def of(self, entry: Iterable[DeadLetterRow], offset: int) -> list[set[SentTo]]:
@@ -368,24 +370,22 @@ class Doubts:
         return [
             {
                 (place, partitions)
-                for (place, partitions), through in doubts
-                if offset <= through
+                for (place, partitions), entries in doubts
+                if bitmap.contains(entries, offset)
                 and (not partitions or place.partition == row.partition_in(place.topic, partitions))
             }
             for row in entry
         ]
 
-    def are_of_earlier_runs(self, places: Iterable[set[SentTo]]) -> bool:
-        """Return True if only earlier Replays may have stored each of these messages."""
+    def are_of_others(self, places: Iterable[set[SentTo]]) -> bool:
+        """Return True if earlier Replays, and not this one, may have stored each message."""
         return all(of_one and of_one.isdisjoint(self.own) for of_one in places)
 
     def replays(self, tails: Collection[TargetPartition]) -> frozenset[str] | None:
         """Return `RangeRecord.replays` after a task that leaves *tails*, and knows its messages."""
-        task = self._task
-        if self.own or (tails and task.replays is None):
-            return task.replays
-        former = frozenset(task.replays or ()) - (set() if task.in_doubt else {task.route.uid})
-        return former if tails else frozenset()
+        if not tails:
+            return frozenset({self._task.route.uid} if self.own else ())
+        return self._task.all_replays if self.own else self._task.replays
 
     def _is_own(self, sent_to: SentTo) -> bool:
         """Return True if messages of this Replay go there: it has no other target."""

@@ -295,7 +295,7 @@ class RangeMover:
         time.sleep(GRACE_SECONDS)
         if any(self._is_elsewhere(place) or self._is_renamed(place) for place in places):
             self._wait_until(self._begun - self._task.fenced_seconds + QUIET_SECONDS)
-        stored = StoredMessages(self._task.replays)
+        stored = StoredMessages(self._task.all_replays)
         for topic in {place.topic for place in places}:
             target = ReadableTopic(self._client, self._route.admin_url, topic)
             tails = {place: self._tails[place] for place in places if place.topic == topic}
@@ -307,13 +307,13 @@ class RangeMover:
         for place in stored.trimmed:
             if not self._has_stored_none(place, last[place]):
                 tail = self._tails[place]
-                through = tail.stored_through(last[place], only, size)
-                self._doubts.add((place, tail.partitions), through, own=self._has_sent)
+                entries = tail.stored(last[place], only, size)
+                self._doubts.add((place, tail.partitions), entries, own=self._has_sent)
         self._doubts.unseen.clear()
         for place in self._tails.keys() - places:
-            tail, sent = self._tails[place], self._has_sent
-            unseen = (place, tail.partitions), tail.last_offset(size)
-            self._doubts.add(*unseen, own=sent, into=self._doubts.unseen)
+            tail = self._tails[place]
+            sent_to, entries = (place, tail.partitions), tail.to_send(size)
+            self._doubts.add_unseen(sent_to, entries, own=self._has_sent)
         self._read.update(stored.ends)
 
     def _is_elsewhere(self, place: TargetPartition) -> bool:
@@ -394,7 +394,7 @@ class RangeMover:
                 if outcome.store(key, entry[0].batch_size):
                     self._acknowledge(entry[0])
             elif is_checked and any(places := doubts.of((row for _, row in unsent), key[0])):
-                if settles and doubts.are_of_earlier_runs(places):
+                if settles and doubts.are_of_others(places):
                     outcome.skip(key)
                     self._acknowledge(entry[0])
                 else:
@@ -469,7 +469,7 @@ class RangeMover:
         Stored messages that are not settled may be in the topic but in no backlog. So they are not
         searched for: they are refused as unproven with `ExactlyOnce`, and otherwise sent again.
         Earlier messages of the range are settled. A Replay that settles unproven messages refuses
-        these, because its author has confirmed those of earlier runs only.
+        these, because its author has confirmed those of earlier Replays only.
         """
         if self._task.settles_unproven:
             for key in self._outcome.doubts:
@@ -477,9 +477,10 @@ class RangeMover:
         result = self.give_back()
         if not self._outcome.doubts:
             return replace(result, unsubscribed=True)
-        through = max(offset for offset, _ in self._outcome.doubts)
+        offsets = (offset for offset, _ in self._outcome.doubts)
+        entries = bitmap.of(offsets, self._task.range.size)
         for place in self._sent_to:
-            self._doubts.add((place, self._route.target_partitions), through, own=True)
+            self._doubts.add((place, self._route.target_partitions), entries, own=True)
         tails = result.tails if self._again else self._unread(self._task.tails)
         unproven = self._doubts.unproven
         return replace(result, unsubscribed=True, unproven=unproven, tails=tails)
@@ -503,7 +504,7 @@ class RangeMover:
         result = self._result()
         if not self._has_sent:
             return result
-        return replace(result, tails=self._unread(self._task.since), replays=self._task.replays)
+        return replace(result, tails=self._unread(self._task.since), replays=self._task.all_replays)
 
     def _result(self) -> RangeResult:
         task, outcome = self._task, self._outcome
@@ -515,9 +516,8 @@ class RangeMover:
         # All messages of this lease are accounted for, so only tails of earlier leases remain.
         tails = self._unread(task.tails)
         remaining = {place: tails[place] for place in tails.keys() - closed}
-        result = outcome.result(task.range, remaining)
-        unproven, replays = self._doubts.unproven, self._doubts.replays(remaining)
-        return replace(result, unproven=unproven, replays=replays, drained=self._drained)
+        result = outcome.result(task.range, remaining, self._doubts.replays(remaining))
+        return replace(result, unproven=self._doubts.unproven, drained=self._drained)
 
     def _unread(self, tails: Mapping[TargetPartition, Tail]) -> dict[TargetPartition, Tail]:
         """Return *tails*, moved to the ends of searches."""

@@ -36,7 +36,7 @@ class RangeResult:
     refused: tuple[tuple[EntryId, str], ...]
     gone: int
     tails: Mapping[TargetPartition, Tail]
-    replays: frozenset[str] | None = frozenset()
+    replays: frozenset[str] | None
     unproven: Unproven = field(default_factory=dict)
     discarded: int = bitmap.EMPTY
     drained: bool = False
@@ -198,12 +198,18 @@ class RangeOutcome:
             self.settled |= 1 << offset
         self._empty = empty
 
-    def result(self, source_range: Range, tails: Mapping[TargetPartition, Tail]) -> RangeResult:
+    def result(
+        self,
+        source_range: Range,
+        tails: Mapping[TargetPartition, Tail],
+        replays: frozenset[str] | None,
+    ) -> RangeResult:
         """Return the result.
 
         Args:
             source_range: the range.
             tails: places to search before the range is sent again.
+            replays: see `RangeRecord`.
         """
         sizes = {offset: size for offset, size in self._sizes.items() if size > 1}
         entries = bitmap.of(self._sizes, source_range.size)
@@ -216,6 +222,7 @@ class RangeOutcome:
             refused=tuple((source_range.entry_id(offset), cause) for offset, cause in refused),
             gone=self._gone,
             tails=tails,
+            replays=replays,
             read=EntriesRead(entries, sizes, self._chunks, self._empty),
             discarded=self._discarded,
         )

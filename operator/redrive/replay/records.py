@@ -58,7 +58,7 @@ def _written_as(form: Any, parse: Callable[[Any], object]) -> GetPydanticSchema:
 _Bitmap = Annotated[int, _written_as(str, bitmap.decode), PlainSerializer(bitmap.encode)]
 _Entry = Annotated[EntryId, _written_as(str, _entry), PlainSerializer(str)]
 _Place = Annotated[TargetPartition, _written_as(str, TargetPartition.parse), PlainSerializer(str)]
-_WrittenTail = tuple[_Entry, _Count, _Count | None, _Count | None]
+_WrittenTail = tuple[_Entry, _Count, _Count | None, _Bitmap | None]
 _Tail = Annotated[Tail, _written_as(_WrittenTail, lambda parts: Tail(*parts))]
 
 
@@ -95,11 +95,14 @@ _Refused = Annotated[
 
 
 def _read_unproven(written: Iterable[tuple[TargetPartition, int | None, int]]) -> Unproven:
-    return {(place, partitions): through for place, partitions, through in written}
+    return {(place, partitions): entries for place, partitions, entries in written}
 
 
-def _write_unproven(unproven: Unproven) -> list[tuple[str, int | None, int]]:
-    return [(str(place), partitions, through) for (place, partitions), through in unproven.items()]
+def _write_unproven(unproven: Unproven) -> list[tuple[str, int | None, str]]:
+    return [
+        (str(place), partitions, bitmap.encode(entries))
+        for (place, partitions), entries in unproven.items()
+    ]
 
 
 class _Record:
@@ -142,9 +145,11 @@ class RangeRecord(_Record):
         partly: moved messages of entries that are not known to be moved completely.
         tails: ends of targets, after which leases may have stored unrecorded messages. They are
             searched before the range is sent again, to any target.
-        replays: uids of the Replays that may have stored unrecorded messages; None if unknown. A
-            replicated target also has messages of other Replays.
-        unproven: messages that may be stored and cannot be searched for. This is permanent.
+        replays: uids of the Replays that may have stored messages behind *tails*, for a replicated
+            target also has messages of other Replays; and that of the last one while messages of it
+            are *unproven*. None if unknown.
+        unproven: entries of which messages may be stored and cannot be searched for. This is
+            permanent.
         chunks: first chunk of moved messages in chunks, by the offset of the last one.
         renamed: last generation whose producer names were blocked at the broker; 0 without one.
             Later generations use other names.
@@ -158,7 +163,7 @@ class RangeRecord(_Record):
     replays: Annotated[frozenset[str], PlainSerializer(sorted)] | None = frozenset()
     unproven: Annotated[
         Unproven,
-        _written_as(list[tuple[_Place, _Count | None, _Offset]], _read_unproven),
+        _written_as(list[tuple[_Place, _Count | None, _Bitmap]], _read_unproven),
         PlainSerializer(_write_unproven),
     ] = field(default_factory=dict)
     chunks: Mapping[_Offset, _Entry] = field(default_factory=dict)

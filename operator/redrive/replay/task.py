@@ -74,9 +74,7 @@ class RangeTask:
         partly: see `RangeRecord`.
         tails: places where earlier leases may have stored messages; see `RangeRecord`.
         unproven: see `RangeRecord`.
-        replays: see `RangeRecord`. It includes this Replay.
-        in_doubt: True if earlier leases of this Replay may have stored messages that are not
-            recorded. No confirmation covers these.
+        replays: see `RangeRecord`; before this lease.
         since: *tails*, and the ends of the target at the start of this lease.
         generation: generation of this lease.
         renamed: see `RangeRecord`.
@@ -102,7 +100,6 @@ class RangeTask:
     tails: Mapping[TargetPartition, Tail]
     unproven: Unproven
     replays: frozenset[str] | None
-    in_doubt: bool
     since: Mapping[TargetPartition, Tail]
     generation: int
     renamed: int
@@ -111,6 +108,16 @@ class RangeTask:
     permit: Permit
     fenced_seconds: float
     ahead: int
+
+    @property
+    def all_replays(self) -> frozenset[str] | None:
+        """Return *replays* and this Replay; None if unknown."""
+        return None if self.replays is None else self.replays | {self.route.uid}
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Return True if earlier leases of this Replay may have stored unrecorded messages."""
+        return self.replays is None or self.route.uid in self.replays
 
     @property
     def to_read(self) -> int:

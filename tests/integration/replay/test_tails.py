@@ -141,6 +141,26 @@ def test_confirmation_settles_no_message_of_its_own_run(
     assert (later.matched, later.skipped, later.refused) == (10, 10, 0)
 
 
+def test_confirmation_settles_only_what_earlier_runs_selected(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    for cause in ("KeyError", "TimeoutError", "KeyError"):
+        provisioned.bury(2, cause)
+    some = dataclasses.replace(job_of(provisioned), choice=Choice(causes=("TimeoutError",)))
+    with pytest.raises(RuntimeError):
+        runs.run(some, Dies(), Notes())
+    provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+    confirmed = dataclasses.replace(
+        job_of(provisioned, uid="confirmed"), choice=Choice(settles_unproven=True)
+    )
+
+    account = runs.run(confirmed, Local(), Notes())
+
+    assert (account.matched, account.moved, account.skipped, account.refused) == (6, 4, 2, 0)
+    assert len(provisioned.in_target()) == 4
+
+
 class DrainsFirst(Local):
     """Ends the first task before it moves anything, as a suspension does."""
 

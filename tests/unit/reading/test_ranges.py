@@ -96,13 +96,6 @@ def test_bitmap_behaves_as_a_set(one: set[int], other: set[int]) -> None:
     assert bitmap.span(7, 6) == bitmap.EMPTY
 
 
-def test_range_ends_with_its_topic() -> None:
-    piece = Range(0, 7, 100, 199)
-    ends = [EntryId(6, 900), EntryId(7, 99), EntryId(7, 100), EntryId(7, 150), EntryId(8, -1)]
-    assert [piece.offset_through(end) for end in ends] == [-1, -1, 0, 50, 99]
-    assert piece.offset_through(EntryId(7, 500)) == 99
-
-
 entry_sets = st.sets(st.builds(EntryId, st.integers(0, 2), st.integers(0, 15)))
 
 
@@ -331,23 +324,23 @@ def test_entry_id_is_written_as_brokers_do() -> None:
 
 
 def test_tail_of_only_try_ends_at_its_last_id() -> None:
-    behind = Tail(EntryId(7, 8), generation=2, partitions=3, through=50)
-    only, last = SendAttempt(2, 0), sequence_id(SendAttempt(2, 0), 30, 1)
-    assert behind.stored_through(last, only, 100) == 30
-    assert behind.stored_through(last, SendAttempt(2, 1), 100) == 50
-    assert behind.stored_through(-1, only, 100) == 50
+    behind = Tail(EntryId(7, 8), generation=2, partitions=3, entries=0b1_0101)
+    only, last = SendAttempt(2, 0), sequence_id(SendAttempt(2, 0), 3, 1)
+    assert behind.stored(last, only, 7) == 0b101
+    assert behind.stored(last, SendAttempt(2, 1), 7) == 0b1_0101
+    assert behind.stored(-1, only, 7) == 0b1_0101
     # The last lease sent less than the one before, whose ids are lower.
     earlier = behind._replace(generation=1)
-    assert earlier.stored_through(last, only, 100) == 50
-    assert earlier._replace(through=None).stored_through(last, only, 100) == 99
+    assert earlier.stored(last, only, 7) == 0b1_0101
+    assert earlier._replace(entries=None).stored(last, only, 7) == 0b111_1111
 
 
 def test_joined_tail_keeps_facts_common_to_all_leases() -> None:
-    one = Tail(EntryId(7, 8), generation=1, partitions=3, through=50)
+    one = Tail(EntryId(7, 8), generation=1, partitions=3, entries=0b1010)
     assert one.joined(None) == one
-    assert one.joined(Tail(EntryId(9, 0), 2, 3, 70)) == one._replace(through=70)
-    assert one.joined(Tail(EntryId(9, 0), 2, 4, 20)) == one._replace(partitions=None)
-    assert one.joined(Tail(EntryId(9, 0))) == one._replace(partitions=None, through=None)
+    assert one.joined(Tail(EntryId(9, 0), 2, 3, 0b1_0010)) == one._replace(entries=0b1_1010)
+    assert one.joined(Tail(EntryId(9, 0), 2, 4, 0b10)) == one._replace(partitions=None)
+    assert one.joined(Tail(EntryId(9, 0))) == one._replace(partitions=None, entries=None)
 
 
 NUMBERS = st.integers(0, 2**64 - 1)

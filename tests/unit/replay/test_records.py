@@ -77,10 +77,10 @@ range_records = st.builds(
     partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
     tails=st.dictionaries(
         places,
-        st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts),
+        st.builds(Tail, entries, counts, st.none() | counts, st.none() | bits),
     ),
     replays=st.none() | st.frozensets(uids),
-    unproven=st.dictionaries(st.tuples(places, st.none() | counts), st.integers(0, 40)),
+    unproven=st.dictionaries(st.tuples(places, st.none() | counts), bits),
     chunks=st.dictionaries(st.integers(0, 40), entries),
 )
 refused_entries = st.lists(
@@ -328,7 +328,7 @@ def test_audit_leaves_out_what_no_replay_sends_again() -> None:
         open=(FIRST,)
     )
     (place,) = tails
-    unproven = RangeRecord(unproven={(place, None): 1})
+    unproven = RangeRecord(unproven={(place, None): 0b11})
     findings = compare({}, ledger_of(of=unproven), messages, {FIRST: 0b110})
     assert findings == AuditFindings(unrecorded={FIRST: 0b100})
     assert compare({}, Records(), messages, {}) == AuditFindings()

@@ -563,20 +563,20 @@ def test_entries_stored_by_another_replay_stay_its_own() -> None:
     second.resolve_doubts(found((3, 0), (5, 0)))
     second.store((4, 0), 1)
     second.store((5, 0), 1)
-    result = second.result(OF, {})
+    result = second.result(OF, {}, frozenset())
     assert result.moved == {"second": 1 << 4, "first": 1 << 5}
     assert result.partly == {"first": {3: 0b1}}
 
     third = RangeOutcome(result.partly, "third")
     assert third.is_stored((3, 0))
     assert third.store((3, 0), 1)
-    assert third.result(OF, {}).moved == {"first": 1 << 3}
+    assert third.result(OF, {}, frozenset()).moved == {"first": 1 << 3}
 
 
 def test_entry_may_be_moved_by_several_replays() -> None:
     second = RangeOutcome({"first": {3: 0b001}}, "second")
     assert not second.store((3, 1), 3)
-    assert second.result(OF, {}).partly == {"first": {3: 0b001}, "second": {3: 0b010}}
+    assert second.result(OF, {}, frozenset()).partly == {"first": {3: 0b001}, "second": {3: 0b010}}
 
 
 def test_entries_of_foreign_replay_in_replica_are_ignored() -> None:

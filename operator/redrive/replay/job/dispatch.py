@@ -414,7 +414,7 @@ class Dispatch:
         ends = lookup.target_ends(self._job.admin_url, self._route.target)
         records = [self._ledger.records.range(source_range) for source_range in group]
         stored = self._ledger.write_all(
-            (range_key(source_range), self._leased_record(source_range, partition, ends).to_json())
+            (range_key(source_range), self._leased_record(source_range, ends).to_json())
             for source_range in group
         )
         return [
@@ -423,14 +423,13 @@ class Dispatch:
         ]
 
     def _leased_record(
-        self, source_range: Range, partition: Partition, ends: Mapping[TargetPartition, EntryId]
+        self, source_range: Range, ends: Mapping[TargetPartition, EntryId]
     ) -> RangeRecord:
         """Return the record of the next lease of a range."""
         before = self._ledger.records.range(source_range)
-        generation = before.generation + 1
-        through = source_range.offset_through(partition.end)
+        generation, entries = before.generation + 1, self._to_lease(source_range)
         since = {
-            place: Tail(entry, generation, self._route.target_partitions, through)
+            place: Tail(entry, generation, self._route.target_partitions, entries)
             for place, entry in ends.items()
         }
         joined = {place: tail.joined(since.get(place)) for place, tail in before.tails.items()}
@@ -469,8 +468,7 @@ class Dispatch:
             partly=leased.partly,
             tails=before.tails,
             unproven=leased.unproven,
-            replays=leased.replays,
-            in_doubt=before.replays is None or self._job.uid in before.replays,
+            replays=before.replays,
             since=leased.tails,
             generation=leased.generation,
             renamed=leased.renamed,

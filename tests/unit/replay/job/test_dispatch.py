@@ -118,7 +118,7 @@ class InStep:
         self._beside.wait(WAIT_SECONDS)
         with self._lock:
             self._under_way[index] -= 1
-        return RangeResult({"uid": task.entries}, {}, (), 0, {})
+        return RangeResult({"uid": task.entries}, {}, (), 0, {}, frozenset())
 
 
 class Silent:
@@ -330,7 +330,7 @@ class Together(InStep):
         return [*moved, *(replace(EMPTY, drained=True) for _ in tasks[end:])]
 
 
-EMPTY = RangeResult({}, {}, (), 0, {})
+EMPTY = RangeResult({}, {}, (), 0, {}, frozenset())
 
 
 @pytest.fixture
@@ -488,7 +488,7 @@ class InOneRange:
 
     def move(self, task: RangeTask) -> RangeResult:
         assert self._shown.wait(WAIT_SECONDS)
-        return RangeResult({"uid": task.entries}, {}, (), 0, {})
+        return RangeResult({"uid": task.entries}, {}, (), 0, {}, frozenset())
 
 
 def test_progress_shows_entries_acknowledged_by_task(
@@ -677,7 +677,7 @@ def test_forbidden_read_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) ->
         run(POLICY, InStep(slots=2, beside=1), partitions=1)
 
 
-FULL = RangeResult({}, {}, (), 0, {}, drained=True, full=POLICY.retry_topic)
+FULL = RangeResult({}, {}, (), 0, {}, frozenset(), drained=True, full=POLICY.retry_topic)
 
 
 class Full(InStep):

@@ -337,7 +337,7 @@ def test_unread_plan_read_by_tasks_equals_scanned_plan(
                 for row in entry:
                     outcome.store((offset, row.position.batch_index), row.batch_size)
         outcome.miss(bitmap.EMPTY, bitmap.EMPTY, outcome.unseen(unread[piece].unread, piece))
-        result = outcome.result(piece, {})
+        result = outcome.result(piece, {}, frozenset())
         by_task = (
             unread[piece].read(result.read).after(piece, result.refused, result.gone, done=True)
         )
