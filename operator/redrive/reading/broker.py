@@ -408,10 +408,10 @@ def _asked(
     shown: BrokerCredentials | None = None,
 ) -> _T:
     """Return the result of *read*; the credentials default to those of the job."""
+    access = (shown or job_credentials()).access()
 
     async def ask() -> _T:
         async with Http.open() as http:
-            access = await asyncio.to_thread((shown or job_credentials()).access)
             return await read(Admin(http, admin_url, access))
 
     return asyncio.run(ask())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,25 @@ async def test_token_is_redirected_to_named_hosts(
         with pytest.raises(AdminNotFoundError, match="no such topic"):
             await asyncio.to_thread(broker.read_partitions, url, TOPIC)
     assert shown == ["Bearer the-token"]
+
+
+async def test_call_to_the_admin_api_starts_no_thread(
+    give_token: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks call it for each range, and a thread takes longer than a request."""
+    give_token()
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"subscriptions": {}})
+
+    async with serving(answer) as url:
+
+        def call() -> None:
+            with monkeypatch.context() as patch:
+                patch.delattr(threading.Thread, "start")
+                assert not broker.is_subscribed(url, TOPIC, 0, "")
+
+        await asyncio.to_thread(call)
 
 
 @pytest.mark.parametrize("refusal", broker.OVER_QUOTA)
