@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -44,6 +45,10 @@ answer."""
 
 _Problem = tuple[str, str]
 """Text of an error, with a file, and the remedy."""
+
+_parsed = functools.lru_cache(maxsize=8)(tls_context)
+"""Unchanged authorities and certificates are parsed once: a list of all public ones takes longer
+than a request."""
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +179,7 @@ class BrokerCredentials(ABC):
 
     def _context(self, **parts: Any) -> Any:  # noqa: ANN401  as `context` takes them
         try:
-            return tls_context(**parts)
+            return _parsed(**parts)
         except ValueError as error:
             raise self._unusable(self.not_pem, str(error)) from None
 

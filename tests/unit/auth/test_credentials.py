@@ -86,6 +86,14 @@ def test_tls_method_sends_a_certificate_and_no_token(mounted: Write) -> None:
     assert options["tls_trust_certs_file_path"].endswith("ca/ca.crt")
 
 
+def test_only_changed_certificate_is_parsed_again(mounted: Write) -> None:
+    credentials = mounted(Method.TLS, certificate())
+    first = credentials.access().tls
+    assert credentials.access().tls is first
+    mounted(Method.TLS, certificate())
+    assert credentials.access().tls is not first
+
+
 def test_method_none_sends_no_credentials(mounted: Write) -> None:
     credentials = mounted(Method.NONE, {})
     assert credentials.access().headers == {}
