@@ -60,8 +60,8 @@ RELIST_BACK_OFF_SECONDS = 1.0
 """Pause of kopf before it lists a kind again."""
 COLLECTOR_THRESHOLDS = 2_000, 10, 25
 """Thresholds of Python's garbage collector. With its own (700, 10, 10), a third of the processor
-time for ten thousand new policies goes into searches of the caches for unreachable cycles. Between
-two searches of all objects at most half a million are created, for cycles keep them in memory."""
+time for ten thousand new policies goes into searches of the caches for unreachable cycles. At most
+half a million objects are created between two searches of all: until then cycles stay in memory."""
 
 logger = logging.getLogger(__name__)
 
