@@ -93,9 +93,7 @@ def test_message_perhaps_stored_and_trimmed_is_refused(
 ) -> None:
     provisioned = provision_policy()
     provisioned.bury_many(10)
-    with pytest.raises(RuntimeError):
-        runs.run(job_of(provisioned), Dies(), Notes())
-    provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+    forgets_a_lease(provisioned)
 
     account = replay(provisioned)
 
@@ -125,9 +123,7 @@ def test_confirmation_settles_no_message_of_its_own_run(
     is_exact = guarantee == "ExactlyOnce"
     choice = Choice(settles_unproven=True)
     job = dataclasses.replace(job_of(provisioned), choice=choice, exactly_once=is_exact)
-    with pytest.raises(RuntimeError):
-        runs.run(job, Dies(), Notes())
-    provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+    forgets_a_lease(provisioned, job)
 
     account = runs.run(job, Local(), Notes())
 
@@ -148,9 +144,7 @@ def test_confirmation_settles_only_what_earlier_runs_selected(
     for cause in ("KeyError", "TimeoutError", "KeyError"):
         provisioned.bury(2, cause)
     some = dataclasses.replace(job_of(provisioned), choice=Choice(causes=("TimeoutError",)))
-    with pytest.raises(RuntimeError):
-        runs.run(some, Dies(), Notes())
-    provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+    forgets_a_lease(provisioned, some)
     confirmed = dataclasses.replace(
         job_of(provisioned, uid="confirmed"), choice=Choice(settles_unproven=True)
     )
@@ -251,10 +245,13 @@ def wait_until_trimmed(provisioned: Any, before: tuple[Partition, ...]) -> None:
         time.sleep(0.2)
 
 
-def forgets_a_lease(provisioned: Any) -> None:  # noqa: ANN401
-    """Kill a run that has leased its range, then have the broker trim the target."""
+def forgets_a_lease(provisioned: Any, job: ReplayJob | None = None) -> None:  # noqa: ANN401
+    """Kill a run that has leased its range, then have the broker trim the target.
+
+    Of *job*, or of a Replay of everything.
+    """
     with pytest.raises(RuntimeError):
-        runs.run(job_of(provisioned), Dies(), Notes())
+        runs.run(job or job_of(provisioned), Dies(), Notes())
     provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
 
 
