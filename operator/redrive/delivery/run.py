@@ -228,12 +228,11 @@ class Run:
                     self._time_out(number, call)
 
     def _time_out(self, number: int, call: Call) -> None:
-        _, worker, _, messages = call
         try:
-            self.give_up(messages)
+            self.give_up(call[3])
         except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
             self._break(broken)
-        self._late[worker] = number
+        self._late[call[1]] = number
 
     def _join_worker(self, worker: int, helper: threading.Thread) -> None:
         """Wait until a worker has ended, or is busy with nothing but a handler out of time."""
@@ -328,7 +327,8 @@ def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -
     _check_takes(handler, 1 + takes_attempt, "a message, and the attempt if it wants to")
 
     def with_attempt(messages: Sequence[pulsar.Message]) -> Sequence[object]:
-        return messages[0], attempt_of(messages[0])
+        (message,) = messages
+        return message, attempt_of(message)
 
     def outcomes(_count: int, answer: object) -> Sequence[Outcome]:
         return [_not_done(answer)] if explicit and not isinstance(answer, Done) else _HANDLED
